@@ -1,0 +1,1 @@
+"""The agent that lives in every rank of a training job."""

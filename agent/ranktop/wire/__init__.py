@@ -1,0 +1,1 @@
+"""What crosses a process border: messages, their encoding, where sockets are, what a recording holds."""

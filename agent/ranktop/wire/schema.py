@@ -1,0 +1,248 @@
+"""Messages between agents, hub and viewers.
+
+Every message is two frames, a header and a body, both msgpack. A hub needs only the header to route and keep a
+message; bodies are decoded where they are used. Fields are added at the end with a default and never renamed; a
+reader skips the fields that it does not know.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from ranktop.budget.inventory import Inventory
+from ranktop.budget.plan import Plan
+from ranktop.budget.terms import Memory
+from ranktop.probes.reading import Collectives, DeviceIdentity, DeviceReading, StepTimes
+
+SCHEMA_VERSION: Final = 1
+"""Rises when an older reader would misread a message; both sides must have the same."""
+
+MAX_MESSAGE: Final = 4 * 1024 * 1024
+"""Bytes; a larger frame is counted and dropped unread."""
+
+
+class Header(msgspec.Struct, array_like=True, frozen=True):
+    """Routes a message; the first frame of each."""
+
+    kind: str
+    """``card``, ``sample``, ``end`` from agents; ``history``, ``mark`` made by the hub."""
+    rank: int
+    """-1 for the job as a whole."""
+    pid: int
+    restart: int
+    """Elastic restart count of the process: (rank, restart) names one life of a rank."""
+    seq: int
+    """Counted per process from 0; a gap means that messages were dropped."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Identity of a job, the same on all its ranks."""
+
+    id: str
+    """Short hexadecimal name, kept over elastic restarts."""
+    name: str
+    """Script's name without folder and ending."""
+    world_size: int
+    launcher: str = ""
+    """``torchrun``, ``deepspeed``, ``mpirun``, ``srun`` or ``python``."""
+    run_id: str = ""
+
+
+class Versions(msgspec.Struct, frozen=True, kw_only=True):
+    """Versions of what a rank runs; empty when it is not loaded."""
+
+    ranktop: str = ""
+    python: str = ""
+    torch: str = ""
+    cuda: str = ""
+    nccl: str = ""
+    deepspeed: str = ""
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank says of itself: at the start, and again whenever it changed."""
+
+    job: Job
+    rank: int
+    local_rank: int = 0
+    node: str = ""
+    """Host name."""
+    pid: int = 0
+    restart: int = 0
+    revision: int = 0
+    """Rises with every new card of the same process."""
+    device: DeviceIdentity = DeviceIdentity()
+    versions: Versions = Versions()
+    backend: str = ""
+    """Backend of the default process group, e.g. ``nccl``."""
+    model: str = ""
+    """Class name of the root module; empty until a model has been seen."""
+    inventory: Inventory | None = None
+    plan: Plan | None = None
+    script: str = ""
+    simulated: bool = False
+    notes: tuple[str, ...] = ()
+    """What the agent could not do or see, in words."""
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory at the moments of the last finished step."""
+
+    step: int
+    first: bool = False
+    """The step's optimizer made its state during this step."""
+    moments: dict[str, Memory] = {}
+    """moment -> bytes by category; a moment that was not seen is absent."""
+    age: float = 0.0
+    """Seconds from the end of that step to the sample."""
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent itself costs and loses."""
+
+    cpu_s: float = 0.0
+    """CPU seconds of the agent's threads for the previous sample."""
+    hook_s: float = 0.0
+    """Seconds the agent's hooks took in the training thread since the previous sample."""
+    dropped: int = 0
+    """Messages dropped since the start because the hub was not reading."""
+    errors: int = 0
+    """Failures inside the agent since the start, each swallowed."""
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank says every interval."""
+
+    rank: int
+    uptime: float = 0.0
+    """Seconds since the agent started, by a monotonic clock."""
+    interval: float = 1.0
+    """Seconds to the next sample."""
+    now: Memory = Memory()
+    table: Table | None = None
+    reasons: dict[str, str] = {}
+    """category -> why it is None in ``now`` and in the table."""
+    device: DeviceReading = DeviceReading()
+    peak_allocated: int | None = None
+    """The allocator's running peak in bytes."""
+    inactive_split: int | None = None
+    retries: int | None = None
+    ooms: int | None = None
+    step: int = 0
+    """Steps finished since the start."""
+    step_age: float | None = None
+    """Seconds since the last step finished; None before the first."""
+    steps: tuple[StepTimes, ...] = ()
+    """The last steps finished since the previous sample, oldest first, at most 16."""
+    phase: str = ""
+    """What the training thread is in: ``data``, ``forward``, ``backward``, ``optimizer``; empty before the first step."""
+    collectives: Collectives = Collectives()
+    cost: Cost = Cost()
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """How a rank's process ended. Sent by the rank itself when it can, else made by the hub."""
+
+    rank: int
+    how: str
+    """``exit`` (its own end), ``exception``, ``signal``, ``vanished`` (no trace but the end)."""
+    code: int | None = None
+    """Exit code, or the signal's number."""
+    detail: str = ""
+    """One line: exception type and message, signal name."""
+
+
+class Point(msgspec.Struct, array_like=True, frozen=True):
+    """One second of a rank's history in compact form. Bytes, seconds."""
+
+    t: float
+    """Seconds on the hub's monotonic clock."""
+    step: int
+    step_s: float | None
+    used: int | None
+    """In use on the device by anybody."""
+    states: int | None
+    """Parameters, gradients and optimizer at the peak moment."""
+    activations: int | None
+    reserved: int | None
+    utilization: int | None
+    power: float | None
+    temperature: int | None
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """Points of one rank, oldest first."""
+
+    rank: int
+    points: tuple[Point, ...] = ()
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to the stream itself, e.g. a hub that replaced a killed one."""
+
+    what: str
+    """``hub-replaced``, ``gap``, ``refused``."""
+    detail: str = ""
+
+
+Body = Card | Sample | End | History | Mark
+
+BODIES: Final[dict[str, type[Body]]] = {
+    "card": Card,
+    "sample": Sample,
+    "end": End,
+    "history": History,
+    "mark": Mark,
+}
+"""Header kind -> type of the body."""
+
+
+class Ack(msgspec.Struct, frozen=True, kw_only=True):
+    """Hub to agent, for what it received: that the hub lives, and what it lacks."""
+
+    hub: str
+    """Identity of this hub process; another one means that the old hub is gone."""
+    want_card: bool = False
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """Viewer to hub: everything after ``since``, at once or as soon as there is something."""
+
+    hub: str = ""
+    """The hub that ``since`` refers to; empty or another one asks for a snapshot."""
+    since: int = -1
+    wait: float = 5.0
+    """Seconds after which an empty batch is sent."""
+
+
+class Item(msgspec.Struct, array_like=True, frozen=True):
+    """One message as the hub keeps it."""
+
+    number: int
+    """Position in the hub's stream."""
+    t: float
+    """Arrival, seconds on the hub's monotonic clock."""
+    header: bytes
+    body: bytes
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """Hub to viewer, in answer to one Ask."""
+
+    hub: str
+    job: Job
+    now: float
+    """The hub's monotonic clock, seconds; ``now - item.t`` is a message's age."""
+    snapshot: bool
+    """True when this batch starts anew: forget what came before."""
+    last: int
+    """Number to ask from next time."""
+    items: tuple[Item, ...] = ()
+    lost: int = 0
+    """Items after ``since`` that the hub no longer holds."""
+    refused: int = 0
+    """Messages the hub has dropped as unreadable since it started."""
+    started: float = 0.0
+    """Seconds on the hub's clock when it began to record."""

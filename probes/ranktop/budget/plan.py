@@ -1,0 +1,156 @@
+"""How a model is trained: layout of ranks, strategy with its options, precision, optimizer, batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Sizes of the parallel axes and this rank's place on them. The product of the sizes is the world size."""
+
+    world_size: int = 1
+    replicate: int = 1
+    """Data-parallel replicas that hold the same bytes (DDP's size; the outer axis of a hybrid mesh)."""
+    shard: int = 1
+    """Data-parallel ranks over which states are split (FSDP, ZeRO)."""
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    replicate_rank: int = 0
+    shard_rank: int = 0
+    """This rank's index within its sharding group."""
+    tensor_rank: int = 0
+    pipeline_rank: int = 0
+    """This rank's pipeline stage."""
+
+    @property
+    def data(self) -> int:
+        """Data-parallel size: replicas x shards."""
+        return self.replicate * self.shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ddp:
+    """Options of DistributedDataParallel that move bytes."""
+
+    gradient_as_bucket_view: bool = False
+    bucket_bytes: tuple[int, ...] = ()
+    """Sizes of the reducer's buckets, when it tells them."""
+    static_graph: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fsdp:
+    """Options of FSDP1 (``FullyShardedDataParallel``) and FSDP2 (``fully_shard``)."""
+
+    version: int = 2
+    sharding: str = "full"
+    """``full``, ``grad-op`` (parameters stay gathered through backward), ``hybrid``, ``hybrid-grad-op``, ``none``."""
+    use_orig_params: bool = True
+    cpu_offload: bool = False
+    reshard_after_forward: int | None = None
+    """Size of the smaller group that parameters are re-sharded to after forward, when there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zero:
+    """Options of DeepSpeed ZeRO; bucket sizes in elements, as its JSON has them."""
+
+    stage: int = 0
+    offload_optimizer: str = "none"
+    """``none``, ``cpu`` or ``nvme``."""
+    offload_parameters: str = "none"
+    reduce_bucket_size: int = 500_000_000
+    allgather_bucket_size: int = 500_000_000
+    overlap_comm: bool = False
+    contiguous_gradients: bool = True
+    round_robin_gradients: bool = False
+    persistence_threshold: int = 100_000
+    """Stage 3: parameters of at most this many elements stay whole on every rank."""
+    sub_group_size: int = 1_000_000_000
+    gradient_dtype: str | None = None
+    """Dtype in which gradients are accumulated; None = the parameters' own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Dtype names by role; None = the parameters' own."""
+
+    parameters: str = "float32"
+    """Dtype of most stored parameters."""
+    gradients: str | None = None
+    compute: str | None = None
+    """Dtype of FSDP's mixed precision or of the gathered parameters."""
+    reduce: str | None = None
+    autocast: str | None = None
+    master: str | None = None
+    """Dtype of the optimizer's own master copy of the weights; None = there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """One tensor that an optimizer keeps for each parameter."""
+
+    name: str
+    """Key in the optimizer's state, e.g. ``exp_avg``."""
+    like: str = "parameter"
+    """``parameter`` (same elements), ``scalar`` (one element), ``rows``/``columns`` (factored), ``other``."""
+    dtype: str | None = None
+    """None = the parameter's own."""
+    on_device: bool = True
+    """False when it lives on the host although the parameter does not (a CPU ``step`` counter)."""
+    bytes: int | None = None
+    """Total bytes over all parameters, for ``other``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerPlan:
+    """Which optimizer updates the parameters, and what it keeps per parameter."""
+
+    name: str = ""
+    """Class name, e.g. ``AdamW``; empty when there is none."""
+    count: int = 0
+    """How many optimizers the job runs."""
+    options: dict[str, bool | float | str] = field(default_factory=dict)
+    """Those that change bytes: momentum, amsgrad, fused, foreach, capturable, ..."""
+    states: tuple[State, ...] = ()
+    """As seen on the live optimizer; empty before its first step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one rank feeds the model; None = not seen."""
+
+    micro_batch: int | None = None
+    """Samples per forward and rank."""
+    sequence_length: int | None = None
+    """Tokens per sample, for models fed with integer tokens."""
+    accumulation: int | None = None
+    """Forwards per optimizer step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything the budget needs beside the inventory."""
+
+    strategy: str = "single"
+    """``single``, ``dp`` (DataParallel), ``ddp``, ``zero-redundancy``, ``fsdp1``, ``fsdp2``, ``zero0`` ... ``zero3``,
+    ``tp``, ``pp``."""
+    layout: Layout = field(default_factory=Layout)
+    ddp: Ddp | None = None
+    fsdp: Fsdp | None = None
+    zero: Zero | None = None
+    zero_redundancy: bool = False
+    """Optimizer state is split by whole parameters (``ZeroRedundancyOptimizer``)."""
+    precision: Precision = field(default_factory=Precision)
+    optimizer: OptimizerPlan = field(default_factory=OptimizerPlan)
+    batch: Batch = field(default_factory=Batch)
+    checkpointing: str | None = None
+    """Activation checkpointing: ``none``, ``full``, ``selective``, or None when it cannot be seen."""
+    compiled: bool = False
+    gradients_at: tuple[str, ...] = ("backward_end", "step_end")
+    """Moments at which gradients exist: where the script zeroes them is a habit of the script."""
+    notes: tuple[str, ...] = ()
+    """What could not be told, each with its reason."""

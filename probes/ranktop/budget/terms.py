@@ -1,0 +1,83 @@
+"""The words and the identity every other part uses: categories, moments, bytes of one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+STATES: Final = ("parameters", "gradients", "optimizer")
+"""Categories that a model and its optimizer hold by themselves, whatever the batch."""
+
+CATEGORIES: Final = (*STATES, "activations", "buffers", "cache", "runtime", "other", "free")
+"""Parts of a device's memory, in the order in which a bar stacks them. They add up to its total."""
+
+MOMENTS: Final = ("step_start", "forward_end", "backward_start", "backward_end", "step_end")
+"""Points of a step at which the host reads the allocator's counters, in their order."""
+
+NOT_BUDGETED: Final = "not budgeted yet"
+"""Reason given for a category that the budget does not cover."""
+
+DTYPE_BYTES: Final = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+    "complex64": 8, "complex128": 16,
+}  # fmt: skip
+"""Bytes per element by dtype name (``str(torch.float32)`` without its ``torch.``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one device by category; ``None`` means unknown, never zero.
+
+    When every category is known, they add up to ``total``.
+    """
+
+    parameters: int | None = None
+    gradients: int | None = None
+    optimizer: int | None = None
+    activations: int | None = None
+    buffers: int | None = None
+    cache: int | None = None
+    runtime: int | None = None
+    other: int | None = None
+    free: int | None = None
+    total: int | None = None
+
+    def by_category(self) -> dict[str, int | None]:
+        """Return the categories in their order, without the total."""
+        return {name: getattr(self, name) for name in CATEGORIES}
+
+    def as_dict(self) -> dict[str, int | None]:
+        """Return every field by name, the total last."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def used(self) -> int | None:
+        """Bytes of the device that are in use by anyone (total - free), or None when either is unknown."""
+        if self.total is None or self.free is None:
+            return None
+        return self.total - self.free
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """One expected number with the rule that gave it."""
+
+    bytes: int | None
+    """Expected bytes, or None when no rule covers this case; ``rule`` then says why."""
+    rule: str = ""
+    """The rule by name and source, e.g. ``FSDP2: dim-0 chunks, padded``; or the reason for None."""
+    slack: int = 0
+    """How many bytes a right measurement may differ by (padding whose place is not known); 0 = exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one rank should hold, moment by moment."""
+
+    moments: dict[str, dict[str, Amount]] = field(default_factory=dict)
+    """moment -> category -> amount, for every moment of MOMENTS and every category that is budgeted."""
+
+    def at(self, moment: str) -> dict[str, Amount]:
+        """Return the amounts of one moment (empty when the moment is unknown)."""
+        return self.moments.get(moment, {})

@@ -1,0 +1,1 @@
+"""What a person sees: the dashboard and the commands."""

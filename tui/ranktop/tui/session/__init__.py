@@ -1,0 +1,1 @@
+"""The state of one watched job, free of any user interface."""
