@@ -1,0 +1,48 @@
+"""NVML's return codes in words, with the cure where there is one (nvml.h, ``nvmlReturn_t``)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+INVALID_ARGUMENT: Final = 2
+NOT_FOUND: Final = 6
+FUNCTION_NOT_FOUND: Final = 13
+GPU_IS_LOST: Final = 15
+RESET_REQUIRED: Final = 16
+ARGUMENT_VERSION_MISMATCH: Final = 25
+
+_WORDS: Final = {
+    1: ("the driver's library is not initialised", ""),
+    2: ("the driver refuses the request (invalid argument)", ""),
+    3: ("not supported by this device", ""),
+    4: ("not permitted", "inside a container only the device or MIG instance given to it may be asked"),
+    6: ("not found", "is the device given to this container, and not hidden?"),
+    7: ("the answer did not fit", ""),
+    8: ("the power cables are not attached", "attach the device's external power"),
+    9: ("the driver is not loaded", "load the nvidia kernel module"),
+    10: ("the driver timed out", "see dmesg for Xid errors"),
+    11: ("the kernel can't deliver the device's interrupts", "see dmesg"),
+    12: ("no libnvidia-ml.so.1 that can be loaded", "the NVIDIA driver brings it; this job's own numbers go on"),
+    13: ("this driver is too old to tell", ""),
+    14: ("the device's information ROM is corrupted", "reflash or replace the device"),
+    15: ("the GPU is lost: it does not answer on the bus", "see dmesg for Xid 79; reset the GPU or reboot"),
+    16: ("the GPU needs a reset", "nvidia-smi --gpu-reset, or reboot"),
+    17: ("blocked by the operating system", "does the cgroup allow the device?"),
+    18: ("driver and library differ in version", "the driver was updated under a running kernel module: reboot or reload it"),
+    19: ("in use by another program", ""),
+    20: ("the driver is short of memory", ""),
+    21: ("no data", ""),
+    23: ("the driver is short of resources", ""),
+    25: ("the driver knows another version of this request", ""),
+    27: ("not ready", ""),
+    28: ("no such GPU", ""),
+    29: ("the device is in the wrong state for it", ""),
+    999: ("the driver gives no reason", "a container that lost its devices has to be restarted"),
+}  # fmt: skip
+"""code -> (what it means, what to do)."""
+
+
+def words(code: int) -> str:
+    """Return what a return code means and what to do, with the code; a code that is not known is named."""
+    meaning, cure = _WORDS.get(code, ("an error that is not known", ""))
+    return f"{meaning} (NVML {code})" + (f"; {cure}" if cure else "")
