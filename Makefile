@@ -1,0 +1,39 @@
+# `make demo` and `make test` set up what they need in .venv by themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+TORCH ?= torch==2.13.0
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lint check clean
+
+demo: .venv/.demo
+	@$(BIN)/ranktop demo $(DEMO)
+
+test: .venv/.test
+	$(BIN)/python -m pytest -n 2 $(TESTS)
+
+lint: .venv/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.demo: .venv/bin/python pyproject.toml
+	@echo "installing ranktop and torch into .venv (once) ..." >&2
+	@$(PIP) -e '.[demo]' '$(TORCH)'
+	@touch $@
+
+# DeepSpeed comes as source and asks for torch while it is built; none of its kernels is compiled here.
+.venv/.test: .venv/bin/python pyproject.toml
+	$(PIP) -e '.[dev]' '$(TORCH)'
+	$(PIP) setuptools wheel ninja py-cpuinfo
+	DS_BUILD_OPS=0 $(PIP) --no-build-isolation -e '.[deepspeed]' hatchling editables '$(TORCH)'
+	@touch $@
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

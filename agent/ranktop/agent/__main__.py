@@ -1,0 +1,41 @@
+"""``torchrun ... -m ranktop.agent train.py args``: run a script unchanged, with an agent in the process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+USAGE = """\
+usage: torchrun [torchrun options] -m ranktop.agent SCRIPT [arguments...]
+       torchrun [torchrun options] -m ranktop.agent -m MODULE [arguments...]
+
+Runs the script (or module) as it would run by itself, with a ranktop agent in the process.
+RANKTOP_DISABLE=1 runs it without; RANKTOP_INTERVAL sets the seconds between samples (1).
+"""
+
+
+def main() -> None:
+    """Start the agent, then run what the command line names."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in {"-h", "--help"}:
+        out = sys.stdout if arguments else sys.stderr
+        out.write(USAGE)
+        raise SystemExit(0 if arguments else 2)
+    module = arguments[0] == "-m"
+    if module and len(arguments) < 2:
+        sys.stderr.write("ranktop.agent: -m needs the name of a module\n" + USAGE)
+        raise SystemExit(2)
+    target, rest = (arguments[1], arguments[2:]) if module else (arguments[0], arguments[1:])
+    if not module and not Path(target).exists():
+        sys.stderr.write(f"ranktop.agent: can't open {target!r}: no such file\n")
+        raise SystemExit(2)
+
+    from ranktop.agent import attaching, runner
+
+    attaching.start(target.rsplit(".", 1)[-1] if module else target)
+    run = runner.run_module if module else runner.run_script
+    runner.call(lambda: run(target, rest), attaching.ended)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Who this process is: its job, rank and place, from what the launcher left in the environment."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ranktop.wire.schema import Job
+
+_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+_WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,23}")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """This process within its job."""
+
+    job: Job
+    rank: int
+    local_rank: int
+    node: str
+    pid: int
+    restart: int
+
+
+def discover(script: str, environ: Mapping[str, str] | None = None) -> Identity:
+    """Work out the identity of this process.
+
+    Without a launcher it is rank 0 of 1. A job's id depends on what all its ranks on this node share and no other
+    job does: the launcher's run id and process; it stays the same when elastic torchrun restarts the ranks.
+    """
+    env = os.environ if environ is None else environ
+    rank = _number(env, _RANK, 0)
+    world_size = max(_number(env, _WORLD_SIZE, 1), rank + 1)
+    launcher = _launcher(env)
+    run_id = env.get("TORCHELASTIC_RUN_ID") or env.get("SLURM_JOB_ID") or ""
+    name = env.get("RANKTOP_JOB_NAME") or Path(script).stem or "python"
+    job = Job(
+        id=_job_id(env, launcher, run_id),
+        name=name[:64],
+        world_size=world_size,
+        launcher=launcher,
+        run_id="" if run_id == "none" else run_id[:64],
+    )
+    return Identity(
+        job=job,
+        rank=rank,
+        local_rank=_number(env, _LOCAL_RANK, 0),
+        node=socket.gethostname(),
+        pid=os.getpid(),
+        restart=_number(env, ("TORCHELASTIC_RESTART_COUNT",), 0),
+    )
+
+
+def _number(env: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
+    for name in names:
+        text = env.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return default
+
+
+def _launcher(env: Mapping[str, str]) -> str:
+    if "TORCHELASTIC_RUN_ID" in env:
+        return "torchrun"
+    if "OMPI_COMM_WORLD_RANK" in env or "PMI_RANK" in env:
+        return "mpirun"
+    if "SLURM_PROCID" in env and "MASTER_ADDR" in env:
+        return "srun"
+    if "RANK" in env and "WORLD_SIZE" in env:
+        return "launcher"
+    return "python"
+
+
+def _job_id(env: Mapping[str, str], launcher: str, run_id: str) -> str:
+    """Hash what the ranks of one job share: launcher process where it is the parent, else the rendezvous address."""
+    explicit = env.get("RANKTOP_JOB_ID", "")
+    if _PLAIN.fullmatch(explicit):
+        return explicit
+    if explicit:
+        facts = ["explicit", explicit]
+    elif launcher == "torchrun":
+        facts = ["torchrun", run_id, _process(os.getppid())]
+    elif launcher == "python":
+        facts = ["python", _process(os.getpid())]
+    else:
+        facts = [launcher, run_id, env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", ""), env.get("SLURM_STEP_ID", "")]
+        if not any(facts[1:]):
+            facts.append(_process(os.getppid()))
+    return hashlib.sha256("\0".join([str(os.getuid()), *facts]).encode()).hexdigest()[:10]
+
+
+def _process(pid: int) -> str:
+    """Name a process so that no later one is taken for it."""
+    try:
+        started = psutil.Process(pid).create_time()
+    except psutil.Error:
+        started = 0.0
+    return f"{socket.gethostname()}:{pid}:{started:.2f}"

@@ -1,0 +1,269 @@
+"""The agent's one thread: every interval it reads the probes, makes a sample and hands it to the publisher."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ranktop.agent.identity import Identity
+from ranktop.agent.publisher import Publisher
+from ranktop.budget.terms import Memory
+from ranktop.probes.allocator import HostAllocator
+from ranktop.probes.collectives import CollectiveProbe
+from ranktop.probes.device import open_device
+from ranktop.probes.identity import at_moment, compose
+from ranktop.probes.reading import (
+    AllocatorReading,
+    DeviceIdentity,
+    DeviceProbe,
+    DeviceReading,
+    Resident,
+)
+from ranktop.wire.schema import Card, Cost, End, Sample, Table, Versions
+
+if TYPE_CHECKING:
+    from ranktop.agent.watch import Facts, Watch
+
+PUMP_SECONDS: Final = 0.2
+"""Seconds between two looks for the hub's answers within an interval."""
+
+STEPS_PER_SAMPLE: Final = 16
+
+NO_DEVICE: Final = DeviceReading(
+    state="unavailable",
+    reasons={"total": "no model has run yet, so the rank's device is not known"},
+)
+
+
+class Sampler(threading.Thread):
+    """Reads and publishes until it is stopped. A failure in it ends in the error count, never in the job."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        directory: Path,
+        script: str,
+        interval: float,
+    ) -> None:
+        super().__init__(name="ranktop-agent", daemon=True)
+        self.identity = identity
+        self.watch: Watch | None = None
+        """Set once torch has been imported."""
+        self._directory = directory
+        self._script = script
+        self.host_allocator = HostAllocator()
+        self._interval = interval
+        self._stopping = threading.Event()
+        self._end: End | None = None
+        self._device: DeviceProbe | None = None
+        self._device_for: object = None
+        self._collectives = CollectiveProbe()
+        self._began = time.monotonic()
+        self._carded: tuple[object, ...] = ()
+        self._revision = -1
+        self._errors = 0
+        self._last_error = ""
+        self._cpu = 0.0
+        self._hook_seconds = 0.0
+
+    def mark_baseline(self) -> None:
+        """Count what malloc holds now as runtime: the script has not made its model yet."""
+        self.host_allocator.mark_baseline()
+
+    def finish(self, end: End, deadline: float) -> None:
+        """Send the last words and stop; waits no longer than ``deadline`` seconds."""
+        self._end = end
+        self._stopping.set()
+        self.join(deadline)
+
+    def run(self) -> None:
+        """Sample until told to stop."""
+        identity = self.identity
+        publisher = Publisher(identity.job, identity.rank, identity.pid, identity.restart, self._directory)
+        due = time.monotonic()
+        while not self._stopping.is_set():
+            before = time.thread_time()
+            self._guarded(lambda: self._publish(publisher))
+            self._guarded(publisher.pump)
+            self._cpu = time.thread_time() - before
+            due = max(due + self._interval, time.monotonic() + 0.2 * self._interval)
+            while not self._stopping.wait(min(PUMP_SECONDS, max(0.0, due - time.monotonic()))):
+                self._guarded(publisher.pump)
+                if time.monotonic() >= due:
+                    break
+        self._guarded(lambda: self._last_words(publisher))
+        publisher.close()
+        if self._device is not None:
+            self._device.close()
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._errors += 1
+            text = f"{type(error).__name__}: {error}"[:200]
+            if text != self._last_error:
+                print(f"ranktop: the agent met an error and trains on: {text}", file=sys.stderr)
+            self._last_error = text
+
+    def _publish(self, publisher: Publisher) -> None:
+        self._choose_device()
+        card = self._card_if_changed(publisher.dropped)
+        if card is not None:
+            publisher.send(card)
+        publisher.send(self._sample(publisher.dropped))
+
+    def _last_words(self, publisher: Publisher) -> None:
+        if self.watch is not None:
+            self.watch.close()
+            card = self._card_if_changed(publisher.dropped)
+            if card is not None:
+                publisher.send(card)
+            publisher.send(self._sample(publisher.dropped))
+        if self._end is not None:
+            publisher.send(self._end)
+
+    # -- what is said ------------------------------------------------------------------------------------------------
+
+    def _choose_device(self) -> None:
+        """Open the device once it is known: at once for a torch without CUDA, else when the model has run."""
+        watch = self.watch
+        if watch is None:
+            return
+        torch = sys.modules["torch"]
+        device = watch.device
+        if device is None and torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
+            device = torch.device("cpu")
+        if device is not None and device != self._device_for:
+            if self._device is not None:
+                self._device.close()
+            self._device = open_device(device)
+            self._device_for = device
+
+    def _card_if_changed(self, dropped: int) -> Card | None:
+        facts = self.watch.facts if self.watch is not None else None
+        device = self._device.identity() if self._device is not None else DeviceIdentity(kind="unknown")
+        key = (facts, device, _backend(), self.watch is not None, self._notes())
+        if key == self._carded:
+            return None
+        self._carded = key
+        self._revision += 1
+        return self._card(facts, device)
+
+    def _card(self, facts: Facts | None, device: DeviceIdentity) -> Card:
+        identity = self.identity
+        return Card(
+            job=identity.job,
+            rank=identity.rank,
+            local_rank=identity.local_rank,
+            node=identity.node,
+            pid=identity.pid,
+            restart=identity.restart,
+            revision=self._revision,
+            device=device,
+            versions=versions(),
+            backend=_backend(),
+            model=facts.model if facts is not None else "",
+            inventory=facts.inventory if facts is not None else None,
+            plan=facts.plan if facts is not None else None,
+            script=self._script,
+            notes=self._notes(),
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        notes: list[str] = []
+        watch = self.watch
+        if watch is None:
+            notes.append("torch has not been imported yet")
+        else:
+            if not watch.enabled:
+                notes.append(f"the agent stopped following the model after {watch.errors} errors: {watch.last_error}")
+            recorder = watch.recorder
+            if recorder is not None and recorder.count > 0 and not recorder.optimizer_seen:
+                notes.append("no optimizer has stepped: each forward counts as a step")
+        return tuple(notes)
+
+    def _sample(self, dropped: int) -> Sample:
+        watch = self.watch
+        recorder = watch.recorder if watch is not None else None
+        device = self._device.read() if self._device is not None else NO_DEVICE
+        allocator_probe = watch.allocator if watch is not None and watch.allocator is not None else None
+        allocator = (allocator_probe or self.host_allocator).read()
+        resident = watch.model.resident() if watch is not None and watch.model is not None else None
+        now, reasons = compose(allocator, resident or Resident(parameters=0, gradients=0, optimizer=0, buffers=0), device)
+        if resident is None:
+            reasons = {**reasons, "activations": "no model has run yet: everything allocated is shown here"}
+        table, table_reasons = self._table(allocator, device)
+        errors = self._errors + (watch.errors if watch is not None else 0)
+        return Sample(
+            rank=self.identity.rank,
+            uptime=time.monotonic() - self._began,
+            interval=self._interval,
+            now=now,
+            table=table,
+            reasons={**table_reasons, **reasons},
+            device=device,
+            peak_allocated=allocator.peak_allocated,
+            inactive_split=allocator.inactive_split,
+            retries=allocator.retries,
+            ooms=allocator.ooms,
+            step=recorder.count if recorder is not None else 0,
+            step_age=None if recorder is None or recorder.last_end is None else time.perf_counter() - recorder.last_end,
+            steps=recorder.take()[-STEPS_PER_SAMPLE:] if recorder is not None else (),
+            phase=recorder.phase if recorder is not None else "",
+            collectives=self._collectives.read(),
+            cost=Cost(cpu_s=self._cpu, hook_s=self._hooks(), dropped=dropped, errors=errors),
+        )
+
+    def _hooks(self) -> float:
+        """Return the seconds spent in the training thread since the last sample."""
+        recorder = self.watch.recorder if self.watch is not None else None
+        if recorder is None:
+            return 0.0
+        spent = recorder.hook_seconds - self._hook_seconds
+        self._hook_seconds = recorder.hook_seconds
+        return max(0.0, spent)
+
+    def _table(self, allocator: AllocatorReading, device: DeviceReading) -> tuple[Table | None, dict[str, str]]:
+        recorder = self.watch.recorder if self.watch is not None else None
+        table = recorder.table if recorder is not None else None
+        if recorder is None or table is None:
+            return None, {}
+        reasons: dict[str, str] = {}
+        moments: dict[str, Memory] = {}
+        for name, moment in table.moments.items():
+            memory, why = at_moment(moment.allocated, moment.reserved, moment.resident, allocator, device)
+            moments[name] = memory
+            reasons.update(why)
+        age = time.perf_counter() - recorder.table_time
+        return Table(step=table.index, first=table.first, moments=moments, age=age), reasons
+
+
+def _backend() -> str:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return ""
+    return str(distributed.get_backend())
+
+
+def versions() -> Versions:
+    """Return the versions of what is loaded in this process."""
+    torch = sys.modules.get("torch")
+    deepspeed = sys.modules.get("deepspeed")
+    try:
+        own = version("ranktop")
+    except PackageNotFoundError:
+        own = ""
+    return Versions(
+        ranktop=own,
+        python=platform.python_version(),
+        torch=str(getattr(torch, "__version__", "")),
+        cuda=str(getattr(getattr(torch, "version", None), "cuda", None) or ""),
+        deepspeed=str(getattr(deepspeed, "__version__", "")),
+    )

@@ -1,0 +1,298 @@
+"""Follows a training loop through its steps: phases, micro-batches, and the memory at the moments of a step.
+
+The events come from hooks in the training thread, so every method here is short and takes no lock. What is finished
+is handed over through a bounded deque, which another thread may empty at any time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from ranktop.probes.reading import MomentReading, StepTable, StepTimes
+
+READING_SHARE: Final = 0.003
+"""Largest part of the step time that readings of the memory may take on average."""
+
+READING_SPACING: Final = 0.2
+"""Seconds between two steps whose memory is read, at least; a sample shows only the last one."""
+
+ALWAYS_READ: Final = 3
+"""Steps at the start that are always read: the optimizer's state appears in the first."""
+
+FORWARDS_WITHOUT_OPTIMIZER: Final = 16
+"""Forwards after which a loop that has never run an optimizer counts each forward as a step."""
+
+
+class Clock(Protocol):
+    """Marks points in time; on a GPU these are events on the current stream, resolved later."""
+
+    name: str
+
+    def mark(self) -> object:
+        """Mark now. Costs a few microseconds at most."""
+        ...
+
+    def between(self, start: object, end: object) -> float | None:
+        """Return the seconds between two marks, or None while the device has not reached the second."""
+        ...
+
+
+class HostClock:
+    """Wall clock: right where the work is done by the time the call returns."""
+
+    name = "host"
+
+    def mark(self) -> object:
+        """Return the time in seconds."""
+        return time.perf_counter()
+
+    def between(self, start: object, end: object) -> float | None:
+        """Return ``end - start``."""
+        assert isinstance(start, float)
+        assert isinstance(end, float)
+        return end - start
+
+
+class _Open:
+    """The step in progress: marks by the clock, and host times beside them."""
+
+    __slots__ = ("begun", "forwards", "index", "last_mark", "moments", "optimizers", "previous", "read", "start")
+
+    def __init__(self, index: int, previous: object | None, start: object, read: bool) -> None:
+        self.index = index
+        self.previous = previous
+        self.start = start
+        self.begun = time.perf_counter()
+        self.forwards: list[list[object]] = []
+        self.optimizers: list[list[object]] = []
+        self.last_mark: object = start
+        self.read = read
+        self.moments: dict[str, MomentReading] = {}
+
+
+class StepRecorder:
+    """Turns the hooks' events into finished steps.
+
+    A step ends with the last optimizer call before the next forward that needs gradients, so that several optimizers,
+    and optimizers that work group by group, make one step. Forwards without gradients (validation) belong to none.
+    """
+
+    def __init__(self, read: Callable[[], MomentReading | None], clock: Clock | None = None) -> None:
+        """Read memory with ``read`` at the moments, and time phases by ``clock`` (the wall clock by default)."""
+        self._read = read
+        self._clock: Clock = clock if clock is not None else HostClock()
+        self._open: _Open | None = None
+        self._previous_end: object | None = None
+        self._finished: deque[_Open] = deque(maxlen=32)
+        self._stepped = False
+        self._differentiated = False
+        self._reading_cost = 0.0
+        self._step_time = 0.0
+        self._last_end_host: float | None = None
+        self._last_read_host = 0.0
+        self.phase = ""
+        """What the training thread is in now."""
+        self.count = 0
+        """Steps finished."""
+        self.table: StepTable | None = None
+        """Memory at the moments of the last step that was read."""
+        self.table_time = 0.0
+        """``time.perf_counter`` at the end of that step."""
+        self.optimizer_seen = False
+        """Whether any optimizer has stepped."""
+        self.accumulation: int | None = None
+        """Forwards of the last finished step."""
+        self.hook_seconds = 0.0
+        """Time spent reading memory in the training thread since the start."""
+
+    # -- events, in the training thread -------------------------------------------------------------------------
+
+    def forward_begin(self, grad: bool) -> bool:
+        """The root's forward starts. Returns True when this starts a new step."""
+        if not grad:
+            self.phase = "eval"
+            return False
+        self._differentiated = False
+        step = self._open
+        if step is not None and not (self._stepped or self._forward_only(step)):
+            self._moment(step, "backward_end")
+            step.forwards.append([self._clock.mark()])
+            self.phase = "forward"
+            return False
+        if step is not None:
+            self._finish(step)
+        mark = self._clock.mark()
+        step = self._open = _Open(self.count + 1, self._previous_end, mark, self._want_reading())
+        step.forwards.append([mark])
+        self._stepped = False
+        self._moment(step, "step_start")
+        self.phase = "forward"
+        return True
+
+    def forward_end(self, grad: bool) -> None:
+        """The root's forward has returned."""
+        if not grad:
+            self._outside()
+            return
+        step = self._open
+        if step is None:
+            return
+        if step.forwards and len(step.forwards[-1]) == 1:
+            step.forwards[-1].append(self._clock.mark())
+        self._moment(step, "forward_end")
+        self.phase = "backward"
+
+    def backward_begin(self) -> None:
+        """The gradient of the root's output is known: the loss has been differentiated."""
+        step = self._open
+        if step is not None and not (self._stepped or self._differentiated):
+            self._differentiated = True
+            self._moment(step, "backward_start")
+
+    def optimizer_begin(self) -> None:
+        """An optimizer is about to step."""
+        if not self.optimizer_seen:
+            self.optimizer_seen = True
+            self.count = 0
+            if self._open is not None:
+                self._open.index = 1
+        step = self._open
+        if step is None:
+            return
+        if not self._stepped:
+            self._moment(step, "backward_end")
+        step.optimizers.append([self._clock.mark()])
+        self.phase = "optimizer"
+
+    def optimizer_end(self) -> None:
+        """An optimizer has stepped."""
+        step = self._open
+        if step is None or not step.optimizers:
+            return
+        mark = self._clock.mark()
+        step.optimizers[-1].append(mark)
+        step.last_mark = mark
+        self._stepped = True
+        self._last_end_host = time.perf_counter()
+        self._moment(step, "step_end")
+        self.phase = "data"
+
+    def close(self) -> None:
+        """Count the step in progress if its optimizer has run."""
+        if self._open is not None and self._stepped:
+            self._finish(self._open)
+            self._open = None
+
+    @property
+    def reading(self) -> bool:
+        """Whether the memory of the step in progress is read."""
+        return self._open is not None and self._open.read and not self._stepped
+
+    # -- for the sampling thread ---------------------------------------------------------------------------------
+
+    def take(self) -> tuple[StepTimes, ...]:
+        """Return the steps finished since the last call whose times are known, oldest first."""
+        done: list[StepTimes] = []
+        while self._finished:
+            times = self._times(self._finished[0])
+            if times is None:
+                break
+            done.append(times)
+            self._finished.popleft()
+        return tuple(done)
+
+    @property
+    def last_end(self) -> float | None:
+        """``time.perf_counter`` at the end of the last step; None before the first."""
+        return self._last_end_host
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _forward_only(self, step: _Open) -> bool:
+        """Whether to count a forward as a step since no optimizer is ever called."""
+        if self.optimizer_seen or (self.count == 0 and len(step.forwards) < FORWARDS_WITHOUT_OPTIMIZER):
+            return False
+        step.last_mark = self._clock.mark()
+        self._last_end_host = time.perf_counter()
+        self._moment(step, "backward_end")
+        return True
+
+    def _outside(self) -> None:
+        """Time spent in validation belongs neither to a step nor to waiting for data."""
+        if self._open is not None and self._stepped:
+            self._finish(self._open)
+            self._open = None
+            self._stepped = False
+        if self._open is None and self._previous_end is not None:
+            self._previous_end = self._clock.mark()
+            self.phase = "data"
+
+    def _finish(self, step: _Open) -> None:
+        self.count = step.index
+        self._previous_end = step.last_mark
+        self.accumulation = len(step.forwards)
+        now = self._last_end_host if self._last_end_host is not None else time.perf_counter()
+        seconds = max(now - step.begun, 1e-6)
+        self._step_time = seconds if self._step_time == 0.0 else 0.8 * self._step_time + 0.2 * seconds
+        if step.read and step.moments:
+            self.table = StepTable(index=step.index, first=step.index == 1, moments=dict(step.moments))
+            self.table_time = now
+        self._finished.append(step)
+
+    def _want_reading(self) -> bool:
+        if self.count < ALWAYS_READ:
+            return True
+        elapsed = time.perf_counter() - self._last_read_host
+        spacing = 5 * self._reading_cost / READING_SHARE
+        return elapsed >= max(READING_SPACING, spacing)
+
+    def _moment(self, step: _Open, name: str) -> None:
+        if not step.read:
+            return
+        before = time.perf_counter()
+        reading = self._read()
+        after = time.perf_counter()
+        if reading is not None:
+            step.moments[name] = reading
+        cost = after - before
+        self.hook_seconds += cost
+        self._last_read_host = after
+        self._reading_cost = cost if self._reading_cost == 0.0 else 0.7 * self._reading_cost + 0.3 * cost
+
+    def _times(self, step: _Open) -> StepTimes | None:
+        between = self._clock.between
+        begin = step.previous if step.previous is not None else step.start
+        seconds = between(begin, step.last_mark)
+        if seconds is None:
+            return None
+        data = between(step.previous, step.start) if step.previous is not None else None
+        forward = _sum(between(pair[0], pair[1]) for pair in step.forwards if len(pair) == 2)
+        optimizer = _sum(between(pair[0], pair[1]) for pair in step.optimizers if len(pair) == 2)
+        backward: float | None = None
+        end_of_backward = step.optimizers[0][0] if step.optimizers else step.last_mark
+        span = between(step.start, end_of_backward)
+        if span is not None and forward is not None:
+            backward = max(0.0, span - forward)
+        return StepTimes(
+            index=step.index,
+            seconds=seconds,
+            data=data,
+            forward=forward,
+            backward=backward,
+            optimizer=optimizer,
+            micro_batches=len(step.forwards),
+            clock=self._clock.name,
+        )
+
+
+def _sum(parts: Iterable[float | None]) -> float | None:
+    """Add up seconds; None when there is nothing to add or a part is unknown."""
+    total: float | None = None
+    for part in parts:
+        if part is None:
+            return None
+        total = part if total is None else total + part
+    return total

@@ -1,0 +1,81 @@
+"""The rules that keep the house in order, checked on the real files and in real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOTS = ("tui", "agent", "probes")
+
+
+def test_the_namespace_has_no_init_in_any_root() -> None:
+    for root in ROOTS:
+        assert (ROOT / root / "ranktop").is_dir()
+        assert not (ROOT / root / "ranktop" / "__init__.py").exists(), "it would hide the other roots"
+
+
+def test_the_roots_are_listed_alike_everywhere() -> None:
+    if sys.version_info < (3, 11):
+        pytest.skip("tomllib is new in Python 3.11")
+    import tomllib
+
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    assert tools["hatch"]["build"]["dev-mode-dirs"] == list(ROOTS)
+    assert tools["hatch"]["build"]["targets"]["wheel"]["packages"] == [f"{root}/ranktop" for root in ROOTS]
+    assert tools["ruff"]["src"] == list(ROOTS)
+    assert tools["mypy"]["mypy_path"] == ":".join(ROOTS)
+
+
+def loaded_after(statement: str) -> set[str]:
+    script = f"{statement}\nimport sys\nprint(*sorted({{m.split('.')[0] for m in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import ranktop.tui.app, ranktop.tui.cli, ranktop.tui.status, ranktop.tui.demo, ranktop.tui.session.receiver",
+        "import ranktop.budget.states, ranktop.budget.words, ranktop.budget.zero",
+        "import ranktop.wire.codec, ranktop.wire.schema, ranktop.wire.endpoints",
+    ],
+)
+def test_the_dashboard_does_not_load_torch(statement: str) -> None:
+    assert not loaded_after(statement) & {"torch", "numpy", "deepspeed"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import ranktop.agent.attaching, ranktop.agent.sampler, ranktop.agent.watch, ranktop.agent.publisher",
+        "import ranktop.agent.hub, ranktop.agent.lifecycle",
+    ],
+)
+def test_the_job_does_not_load_the_dashboard(statement: str) -> None:
+    assert not loaded_after(statement) & {"textual", "rich", "typer"}
+
+
+def test_the_agent_waits_for_the_script_to_import_torch() -> None:
+    """A script may set variables that torch reads on import, so the agent must not import it first."""
+    assert "torch" not in loaded_after("import ranktop.agent.attaching, ranktop.agent.sampler, ranktop.agent.runner")
+
+
+def test_files_and_functions_stay_small() -> None:
+    import ast
+
+    long: list[str] = []
+    for root in ROOTS:
+        for file in (ROOT / root).rglob("*.py"):
+            text = file.read_text()
+            if text.count("\n") > 400:
+                long.append(f"{file}: {text.count(chr(10))} lines")
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    length = (node.end_lineno or node.lineno) - node.lineno + 1
+                    if length > 60:
+                        long.append(f"{file}:{node.lineno} {node.name}: {length} lines")
+    assert not long, "\n".join(long)

@@ -1,0 +1,197 @@
+"""The recorder is driven by events; a clock that the test moves makes every phase known in advance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from ranktop.probes.reading import MomentReading, Resident, StepTimes
+from ranktop.probes.steps import FORWARDS_WITHOUT_OPTIMIZER, StepRecorder
+
+
+class FakeClock:
+    name = "device"
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.reached = float("inf")
+
+    def mark(self) -> object:
+        return self.now
+
+    def between(self, start: object, end: object) -> float | None:
+        assert isinstance(start, float)
+        assert isinstance(end, float)
+        return None if end > self.reached else end - start
+
+
+class Loop:
+    """A training loop whose phases last as long as the test says."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.allocated = 0
+        self.recorder = StepRecorder(self.read, self.clock)
+
+    def read(self) -> MomentReading:
+        return MomentReading(allocated=self.allocated, reserved=None, resident=Resident())
+
+    @contextmanager
+    def forward(self, seconds: float, grad: bool = True) -> Iterator[None]:
+        self.recorder.forward_begin(grad)
+        self.clock.now += seconds
+        yield
+        self.recorder.forward_end(grad)
+
+    def optimizer(self, seconds: float) -> None:
+        self.recorder.optimizer_begin()
+        self.clock.now += seconds
+        self.recorder.optimizer_end()
+
+    def step(self, data: float = 1.0, forward: float = 2.0, backward: float = 4.0, optimizer: float = 0.5) -> None:
+        self.clock.now += data
+        with self.forward(forward):
+            pass
+        self.recorder.backward_begin()
+        self.clock.now += backward
+        self.optimizer(optimizer)
+
+
+def test_phases_add_up_to_the_step() -> None:
+    loop = Loop()
+    loop.step()
+    loop.step()
+    loop.recorder.close()
+    first, second = loop.recorder.take()
+    assert first == StepTimes(1, 6.5, None, 2.0, 4.0, 0.5, 1, "device")
+    assert second == StepTimes(2, 7.5, 1.0, 2.0, 4.0, 0.5, 1, "device")
+    assert loop.recorder.take() == ()
+
+
+def test_accumulation_is_one_step_of_several_forwards() -> None:
+    loop = Loop()
+    loop.step()
+    loop.clock.now += 1.0
+    for _ in range(3):
+        with loop.forward(2.0):
+            pass
+        loop.clock.now += 4.0
+    loop.optimizer(0.5)
+    loop.recorder.close()
+    step = loop.recorder.take()[-1]
+    assert step.micro_batches == 3
+    assert loop.recorder.accumulation == 3
+    assert (step.data, step.forward, step.backward, step.optimizer) == (1.0, 6.0, 12.0, 0.5)
+    assert step.seconds == 19.5
+
+
+def test_two_optimizers_make_one_step() -> None:
+    loop = Loop()
+    loop.step()
+    loop.optimizer(0.25)
+    loop.step()
+    loop.recorder.close()
+    steps = loop.recorder.take()
+    assert [s.index for s in steps] == [1, 2]
+    assert steps[0].optimizer == 0.75
+
+
+def test_validation_belongs_to_no_step_and_is_not_waiting_for_data() -> None:
+    loop = Loop()
+    loop.step()
+    for _ in range(5):
+        with loop.forward(10.0, grad=False):
+            assert loop.recorder.phase == "eval"
+    loop.step(data=1.0)
+    loop.recorder.close()
+    second = loop.recorder.take()[1]
+    assert second.data == 1.0
+    assert second.seconds == 7.5
+
+
+def test_without_an_optimizer_each_forward_becomes_a_step() -> None:
+    loop = Loop()
+    for _ in range(FORWARDS_WITHOUT_OPTIMIZER + 10):
+        with loop.forward(2.0):
+            pass
+        loop.clock.now += 1.0
+    assert loop.recorder.count == 10
+    assert loop.recorder.take()[-1].micro_batches == 1
+    loop.optimizer(0.5)
+    assert loop.recorder.optimizer_seen
+    assert loop.recorder.count == 0, "steps are counted anew once an optimizer says what a step is"
+
+
+def test_a_step_is_told_only_when_the_device_has_reached_its_end() -> None:
+    loop = Loop()
+    loop.clock.reached = 0.0
+    loop.step()
+    loop.step()
+    assert loop.recorder.take() == ()
+    loop.clock.reached = 1e9
+    assert [s.index for s in loop.recorder.take()] == [1]
+
+
+def test_a_forward_that_raises_leaves_the_next_step_right() -> None:
+    loop = Loop()
+    loop.step()
+    with pytest.raises(MemoryError), loop.forward(2.0):
+        raise MemoryError
+    loop.step()
+    loop.recorder.close()
+    assert [s.index for s in loop.recorder.take()] == [1, 2]
+
+
+def test_moments_carry_what_was_allocated_then() -> None:
+    loop = Loop()
+    recorder = loop.recorder
+    amounts = {"step_start": 10, "forward_end": 50, "backward_start": 70, "backward_end": 30, "step_end": 40}
+    for _ in range(2):
+        loop.allocated = amounts["step_start"]
+        recorder.forward_begin(True)
+        loop.allocated = amounts["forward_end"]
+        recorder.forward_end(True)
+        loop.allocated = amounts["backward_start"]
+        recorder.backward_begin()
+        loop.allocated = 1
+        recorder.backward_begin()
+        loop.allocated = amounts["backward_end"]
+        recorder.optimizer_begin()
+        loop.allocated = amounts["step_end"]
+        recorder.optimizer_end()
+    table = recorder.table
+    assert table is not None
+    assert table.index == 1
+    assert table.first
+    assert {name: m.allocated for name, m in table.moments.items()} == amounts
+
+
+def test_readings_are_thinned_to_their_share_of_the_time() -> None:
+    """Every reading here takes 2 ms; once warm, no second may hold more than a share of it."""
+    import time
+
+    reads = 0
+
+    def slow() -> MomentReading:
+        nonlocal reads
+        reads += 1
+        time.sleep(0.002)
+        return MomentReading(allocated=1, reserved=1, resident=Resident())
+
+    recorder = StepRecorder(slow)
+
+    def step() -> None:
+        recorder.forward_begin(True)
+        recorder.forward_end(True)
+        recorder.optimizer_begin()
+        recorder.optimizer_end()
+
+    for _ in range(4):
+        step()
+    warm = reads
+    began = time.perf_counter()
+    while time.perf_counter() - began < 0.5:
+        step()
+    assert reads == warm, "five readings of 2 ms need more than three seconds between them"

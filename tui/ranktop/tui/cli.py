@@ -1,0 +1,130 @@
+"""The commands. Each imports what it needs itself, so that none waits for another's libraries."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version as package_version
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from ranktop.wire.endpoints import JobEntry
+
+FOUND: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+NONE: Final = 3
+"""Exit codes: a job was found; something went wrong; bad usage; no job."""
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Watch the ranks of a PyTorch job: expected beside measured memory, per rank, per category, live.",
+)
+
+JobOption = Annotated[
+    str | None, typer.Option("--job", metavar="ID", help="Watch this job (an id or the start of one, or a name).")
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ranktop {package_version('ranktop')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def dashboard(
+    context: typer.Context,
+    job: JobOption = None,
+    theme: Annotated[str | None, typer.Option(help="dark, light or ansi.")] = None,
+    ascii_only: Annotated[bool | None, typer.Option("--ascii/--no-ascii", help="Draw without Unicode.")] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Open the dashboard on the job that runs here; ask which if there are several, wait if there is none."""
+    if context.invoked_subcommand is not None:
+        return
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        fail("the dashboard needs a terminal; `ranktop status` prints, `ranktop status --json` is for scripts", USAGE)
+    from ranktop.tui.app import run
+    from ranktop.tui.session.receiver import HubSource
+    from ranktop.wire.endpoints import find_jobs
+
+    source = HubSource(choose(job).directory) if job else None
+    raise typer.Exit(
+        run(
+            source,
+            find=find_jobs,
+            connect=lambda entry: HubSource(entry.directory),
+            theme=theme,
+            ascii=ascii_only,
+        )
+    )
+
+
+@app.command()
+def status(
+    job: JobOption = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the documented JSON instead of a table.")] = False,
+) -> None:
+    """Print what all ranks of the jobs on this machine say now. Exit code 3 when there is no job."""
+    from ranktop.tui.status import print_status
+
+    raise typer.Exit(print_status(job, as_json=json))
+
+
+@app.command()
+def demo(
+    strategy: Annotated[str, typer.Option(help="fsdp2, fsdp1, ddp or single.")] = "fsdp2",
+    ranks: Annotated[int, typer.Option(min=1, max=64, help="Processes (default: one per GPU, else 2).")] = 0,
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long the job trains.")] = 4.0,
+) -> None:
+    """Start a small real training job on this machine and watch it; it ends with the dashboard."""
+    from ranktop.tui.demo import STRATEGIES, run_demo
+
+    if strategy not in STRATEGIES:
+        fail(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}", USAGE)
+    raise typer.Exit(run_demo(strategy, ranks, minutes))
+
+
+def choose(wanted: str) -> JobEntry:
+    """Return the one live job that ``wanted`` names; exits with one clear line otherwise."""
+    from ranktop.wire.endpoints import find_jobs
+
+    found = find_jobs()
+    jobs = matching(found.jobs, wanted)
+    if len(jobs) == 1:
+        return jobs[0]
+    if not jobs:
+        fail(f"no job {wanted!r} on this machine; `ranktop status` lists those there are", NONE)
+    names = ", ".join(f"{entry.id} ({entry.name})" for entry in jobs)
+    fail(f"{wanted!r} names several jobs: {names}", USAGE)
+
+
+def matching(jobs: list[JobEntry], wanted: str | None) -> list[JobEntry]:
+    """Return the jobs with this id, or name, or else whose id starts so; all when nothing is wanted."""
+    if wanted is None:
+        return jobs
+    exact = [entry for entry in jobs if wanted in (entry.id, entry.name)]
+    return exact or [entry for entry in jobs if entry.id.startswith(wanted)]
+
+
+def fail(text: str, code: int) -> NoReturn:
+    """Print one line on standard error and exit."""
+    print(f"ranktop: {text}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
