@@ -28,7 +28,7 @@ LOCK_FILE: Final = "hub.lock"
 """Held (flock) by the hub for as long as it lives."""
 JOB_FILE: Final = "job.json"
 MARKER_FILE: Final = "hub.id"
-"""Written by a hub at its start, removed at its end; found by the next hub, it means that a hub was killed."""
+"""Written by a hub at its start, removed at its end: a hub that finds one replaces a killed hub."""
 LOG_FILE: Final = "hub.log"
 JOB_DIRECTORY_FILES: Final = (AGENTS_SOCKET, VIEWERS_SOCKET, JOB_FILE, MARKER_FILE, LOG_FILE, LOCK_FILE)
 """Every file of a job's directory; the lock last, because it goes last."""
@@ -113,7 +113,7 @@ def run_directory(create: bool) -> Path:
 
 
 def search_directories() -> list[Path]:
-    """Return where a viewer looks: a job may have been started in another kind of session than the viewer's."""
+    """Return where a viewer looks: a job may have been started in another kind of session than its own."""
     candidates = _candidates()
     if not os.environ.get("RANKTOP_RUN_DIR"):
         candidates.append(Path(f"/run/user/{os.geteuid()}/ranktop"))

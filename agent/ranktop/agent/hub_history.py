@@ -1,0 +1,130 @@
+"""The last half hour of each rank in compact form: one point a second, ten numbers each."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from typing import Final
+
+from ranktop.budget.terms import Memory
+from ranktop.wire.schema import Point, Sample
+
+HISTORY_SECONDS: Final = 1800.0
+
+_FULL_RATE_RANKS: Final = 256
+"""Up to this many ranks each keeps a point a second (37 MB in all); more ranks keep fewer points each."""
+
+_WIDTH: Final = len(Point.__struct_fields__)
+_UNKNOWN: Final = math.nan
+
+
+class PointRing:
+    """A bounded series of points, kept as plain doubles: 80 bytes a point."""
+
+    def __init__(self, ranks: int) -> None:
+        self._spacing = max(1.0, ranks / _FULL_RATE_RANKS)
+        self._capacity = int(HISTORY_SECONDS / self._spacing)
+        self._values = array("d")
+        self._oldest = 0
+        self._last_t = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._values) // _WIDTH
+
+    def add(self, point: Point) -> None:
+        """Append a point, unless the last one is less than a spacing old (give or take its jitter)."""
+        if point.t - self._last_t < 0.9 * self._spacing:
+            return
+        self._last_t = point.t
+        row = array("d", (_UNKNOWN if value is None else value for value in _fields(point)))
+        if len(self) < self._capacity:
+            self._values.extend(row)
+            return
+        start = self._oldest * _WIDTH
+        self._values[start : start + _WIDTH] = row
+        self._oldest = (self._oldest + 1) % self._capacity
+
+    def points(self, until: float) -> tuple[Point, ...]:
+        """Return the points of the half hour before ``until``, oldest first."""
+        count = len(self)
+        rows = (((self._oldest + i) % count) * _WIDTH for i in range(count))
+        values = self._values
+        found = (values[row : row + _WIDTH] for row in rows)
+        return tuple(_point(row) for row in found if until - HISTORY_SECONDS <= row[0] <= until)
+
+
+def _fields(point: Point) -> tuple[float | None, ...]:
+    return (
+        point.t,
+        point.step,
+        point.step_s,
+        point.used,
+        point.states,
+        point.activations,
+        point.reserved,
+        point.utilization,
+        point.power,
+        point.temperature,
+    )
+
+
+def _point(row: array[float]) -> Point:
+    t, step, step_s, used, states, activations, reserved, utilization, power, temperature = row
+    return Point(
+        t,
+        int(step),
+        _known(step_s),
+        _whole(used),
+        _whole(states),
+        _whole(activations),
+        _whole(reserved),
+        _whole(utilization),
+        _known(power),
+        _whole(temperature),
+    )
+
+
+def _known(value: float) -> float | None:
+    return None if value != value else value
+
+
+def _whole(value: float) -> int | None:
+    return None if value != value else int(value)
+
+
+def point_of(sample: Sample, t: float) -> Point:
+    """Reduce a sample to its point; states and activations are those of the peak moment of its last step."""
+    peak = _peak(sample)
+    now = sample.now
+    used = now.used()
+    return Point(
+        t=t,
+        step=sample.step,
+        step_s=sample.steps[-1].seconds if sample.steps else None,
+        used=sample.device.used if used is None else used,
+        states=_sum(peak.parameters, peak.gradients, peak.optimizer),
+        activations=peak.activations,
+        reserved=_sum(
+            now.parameters, now.gradients, now.optimizer, now.activations, now.buffers, now.cache
+        ),
+        utilization=sample.device.utilization,
+        power=sample.device.power,
+        temperature=sample.device.temperature,
+    )  # fmt: skip
+
+
+def _peak(sample: Sample) -> Memory:
+    if sample.table is None or not sample.table.moments:
+        return sample.now
+    return max(sample.table.moments.values(), key=_allocated)
+
+
+def _allocated(memory: Memory) -> int:
+    return _sum(
+        memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.buffers
+    ) or 0  # fmt: skip
+
+
+def _sum(*parts: int | None) -> int | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if known else None

@@ -1,0 +1,69 @@
+"""Which agents of a job are alive, and when their ends are to be recorded."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ranktop.agent.hub_watch import Gone, ProcessWatch
+from ranktop.wire.schema import Header
+
+GRACE: Final = 0.2
+"""Seconds between a process's end and its record: the rank's own account may still be on its way."""
+
+SILENCE: Final = 10.0
+"""Seconds after which an agent counts as gone when its process cannot be watched."""
+
+_LOOK_EVERY: Final = 0.5
+_MAX_UNWATCHED: Final = 4096
+
+
+class Presence:
+    """The processes of the agents: watched where they can be seen, else judged by their silence."""
+
+    def __init__(self) -> None:
+        self._watch = ProcessWatch()
+        self._unwatched: dict[int, float] = {}
+        self._ended: list[tuple[float, Gone]] = []
+        self._next_look = 0.0
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when a process ends."""
+        return self._watch.fileno()
+
+    @property
+    def alone(self) -> bool:
+        """Whether no agent is left."""
+        return not len(self._watch) and not self._unwatched
+
+    def follow(self, header: Header, now: float) -> None:
+        """Note that a message came from a process."""
+        if self._watch.watch(header.pid) or header.kind == "end":
+            self._unwatched.pop(header.pid, None)
+        elif header.pid in self._unwatched or len(self._unwatched) < _MAX_UNWATCHED:
+            self._unwatched[header.pid] = now
+
+    def collect(self, now: float, signalled: bool) -> list[Gone]:
+        """Return the ends that are due to be recorded; ``signalled`` when ``fileno`` was readable."""
+        if signalled or (self._watch.must_look and now >= self._next_look):
+            self._next_look = now + _LOOK_EVERY
+            self._ended += [(now + GRACE, gone) for gone in self._watch.gone()]
+        for pid, last in list(self._unwatched.items()):
+            if now - last > SILENCE:
+                del self._unwatched[pid]
+                detail = f"silent for {SILENCE:.0f} s; its process cannot be seen from here"
+                self._ended.append((now, Gone(pid, "vanished", None, detail)))
+        due = [gone for when, gone in self._ended if when <= now]
+        self._ended = [(when, gone) for when, gone in self._ended if when > now]
+        return due
+
+    def deadline(self) -> float | None:
+        """Return when ``collect`` should be called at the latest; None when only ``fileno`` matters."""
+        due = [when for when, _ in self._ended]
+        due += [last + SILENCE for last in self._unwatched.values()]
+        if self._watch.must_look:
+            due.append(self._next_look)
+        return min(due, default=None)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._watch.close()

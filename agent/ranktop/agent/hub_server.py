@@ -1,0 +1,281 @@
+"""The hub process: one thread, a socket for agents, a socket for viewers, no port open anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import time
+import traceback
+from math import ceil
+from pathlib import Path
+from typing import Final
+
+import zmq
+
+from ranktop.agent.hub_presence import Presence
+from ranktop.agent.hub_state import HubState
+from ranktop.agent.hub_viewers import Viewers
+from ranktop.wire.codec import (
+    WireError,
+    WrongVersion,
+    decode_ask,
+    encode_ack,
+    encode_batch,
+)
+from ranktop.wire.endpoints import (
+    AGENTS_SOCKET,
+    LOCK_FILE,
+    MARKER_FILE,
+    VIEWERS_SOCKET,
+    JobFile,
+    read_job_file,
+    remove_job_directory,
+    socket_path,
+    write_job_file,
+)
+from ranktop.wire.schema import MAX_MESSAGE, Ack, Batch, Job
+
+LINGER: Final = 180.0
+"""Seconds a hub stays after the last agent is gone; ``RANKTOP_HUB_LINGER`` overrides it."""
+
+_LOG_BYTES: Final = 256 * 1024
+_HOUSEKEEPING: Final = 5.0
+_MAX_ERRORS: Final = 100
+"""Failed turns in a row after which a hub gives up, so that a sound one can take over."""
+_AT_ONCE: Final = 512
+"""Messages read from one socket before the other gets its turn."""
+
+
+def serve(directory: Path, lock: int) -> int:
+    """Run the hub of a job, whose lock the descriptor ``lock`` holds; returns an exit code."""
+    try:
+        entry = read_job_file(directory)
+        hub = HubServer(directory, entry.job(), entry.started)
+        try:
+            hub.run()
+        finally:
+            hub.close()
+    except Exception:
+        # The directory stays, so that the next hub knows whom it replaces.
+        log(traceback.format_exc())
+        return 1
+    # Whoever has made the directory anew meanwhile owns it now.
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.fstat(lock), os.lstat(directory / LOCK_FILE)):
+            remove_job_directory(directory)
+    return 0
+
+
+def log(text: str) -> None:
+    """Append to hub.log, which is this process's standard error; it starts anew when it is too large."""
+    with contextlib.suppress(OSError):
+        if os.fstat(2).st_size > _LOG_BYTES:
+            os.ftruncate(2, 0)
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        os.write(2, f"{stamp} {text.rstrip()[:4000]}\n".encode(errors="replace"))
+
+
+def _linger() -> float:
+    try:
+        return max(0.0, float(os.environ.get("RANKTOP_HUB_LINGER", LINGER)))
+    except ValueError:
+        return LINGER
+
+
+class HubServer:
+    """Sockets, signals and the clock around a HubState."""
+
+    def __init__(self, directory: Path, job: Job, started: float) -> None:
+        self._directory = directory
+        self._entry = JobFile.of(job, started, os.getpid())
+        now = time.monotonic()
+        self.state = HubState(job, secrets.token_hex(8), now)
+        self._viewers = Viewers(self.state)
+        self._presence = Presence()
+        self._wrong_versions: set[int] = set()
+        self._linger = _linger()
+        self._alone_since = now
+        self._next_housekeeping = now
+        self._stopping = False
+        self._catch_signals()
+        self._note_replacement(now)
+        self._open_sockets()
+        write_job_file(directory, self._entry)
+
+    def _catch_signals(self) -> None:
+        self._wake_in, self._wake_out = socket.socketpair()
+        for end in (self._wake_in, self._wake_out):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._wake_out.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._stop)
+
+    def _stop(self, *_: object) -> None:
+        self._stopping = True
+
+    def _note_replacement(self, now: float) -> None:
+        marker = self._directory / MARKER_FILE
+        if os.path.lexists(marker):
+            detail = "the hub before this one was killed; history starts anew here"
+            self.state.mark(now, "hub-replaced", detail)
+        marker.unlink(missing_ok=True)
+        marker.write_text(f"{self.state.hub} {os.getpid()}\n")
+
+    def _open_sockets(self) -> None:
+        self._context = zmq.Context()
+        self._agents = self._router(AGENTS_SOCKET, queued=1000)
+        # A viewer that asks without ever reading fills its own short queue; what does not fit is dropped.
+        self._visitors = self._router(VIEWERS_SOCKET, queued=4)
+        path = socket_path(self._directory, VIEWERS_SOCKET)
+        self._inode = os.lstat(path).st_ino
+        self._poller = zmq.Poller()
+        for source in (self._agents, self._visitors, self._wake_in, self._presence.fileno()):
+            self._poller.register(source, zmq.POLLIN)
+
+    def _router(self, name: str, queued: int) -> zmq.Socket[bytes]:
+        router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        router.linger = 0
+        router.sndhwm = queued
+        router.rcvhwm = queued
+        # Somewhat above the limit, so that a frame just over it is counted and not only cut off.
+        router.maxmsgsize = 2 * MAX_MESSAGE
+        router.bind("ipc://" + socket_path(self._directory, name))
+        return router
+
+    def run(self) -> None:
+        """Serve until SIGTERM, or until the last agent has been gone for the linger time."""
+        errors = 0
+        while not self._stopping and errors < _MAX_ERRORS:
+            errors = 0 if self._survived() else errors + 1
+        if errors:
+            raise RuntimeError("the hub gives up: every turn fails")
+
+    def _survived(self) -> bool:
+        """Take one turn; a failure is logged and costs that turn only."""
+        try:
+            self._turn()
+        except Exception:
+            log(traceback.format_exc())
+            return False
+        return True
+
+    def _turn(self) -> None:
+        ready = dict(self._poller.poll(ceil(self._timeout() * 1000)))
+        with contextlib.suppress(BlockingIOError):
+            self._wake_in.recv(64)
+        if self._agents in ready:
+            self._read_agents()
+        if self._visitors in ready:
+            self._read_viewers()
+        now = time.monotonic()
+        for gone in self._presence.collect(now, self._presence.fileno() in ready):
+            self.state.end_process(now, gone.pid, gone.how, gone.code, gone.detail)
+        for address, batch in self._viewers.answers(now):
+            self._send(self._visitors, address, encode_batch(batch))
+        self._consider_end(now)
+        if now >= self._next_housekeeping:
+            self._next_housekeeping = now + _HOUSEKEEPING
+            self._keep_house()
+
+    def _timeout(self) -> float:
+        """Seconds until something is due, at most 1."""
+        now = time.monotonic()
+        ends = self._alone_since + self._linger if self._presence.alone else None
+        due = [
+            when for when in (ends, self._presence.deadline(), self._viewers.deadline()) if when is not None
+        ]
+        return max(0.0, min([*due, now + 1.0]) - now)
+
+    def _read_agents(self) -> None:
+        senders: dict[bytes, bool] = {}
+        for _ in range(_AT_ONCE):
+            try:
+                address, *frames = self._agents.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            senders[address] = self._take(frames)
+        for address, want_card in senders.items():
+            self._send(self._agents, address, encode_ack(Ack(hub=self.state.hub, want_card=want_card)))
+
+    def _take(self, frames: list[bytes]) -> bool:
+        """Keep one message of an agent; tell whether the agent's card is wanted."""
+        now = time.monotonic()
+        try:
+            if len(frames) != 2:
+                raise WireError("not two frames")
+            header = self.state.accept(now, frames[0], frames[1])
+        except WireError as error:
+            self._refuse(now, error)
+            return False
+        self._presence.follow(header, now)
+        return self.state.wants_card(header)
+
+    def _refuse(self, now: float, error: WireError) -> None:
+        self.state.refused += 1
+        if isinstance(error, WrongVersion) and error.theirs not in self._wrong_versions:
+            if len(self._wrong_versions) < 8:
+                self._wrong_versions.add(error.theirs)
+                detail = f"an agent speaks schema {error.theirs}, the hub schema {error.ours}: "
+                older = "agent" if error.theirs < error.ours else "hub"
+                self.state.mark(now, "refused", detail + f"the {older} is older")
+        elif self.state.refused in (1, 10, 100, 1000):
+            log(f"refused message {self.state.refused}: {error}")
+
+    def _read_viewers(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                address, *frames = self._visitors.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                if len(frames) != 1:
+                    raise WireError("not one frame")
+                self._viewers.ask(address, decode_ask(frames[0]), time.monotonic())
+            except WrongVersion:
+                # The prefix of any answer tells the viewer which side is older.
+                self.state.refused += 1
+                self._send(self._visitors, address, encode_batch(self._empty_batch()))
+            except WireError:
+                self.state.refused += 1
+
+    def _empty_batch(self) -> Batch:
+        state = self.state
+        return Batch(hub=state.hub, job=state.job, now=time.monotonic(), snapshot=False, last=-1)
+
+    def _send(self, router: zmq.Socket[bytes], address: bytes, data: bytes) -> None:
+        # A ROUTER drops what a full or vanished peer does not take.
+        with contextlib.suppress(zmq.ZMQError):
+            router.send_multipart((address, data), zmq.NOBLOCK)
+
+    def _consider_end(self, now: float) -> None:
+        if not self._presence.alone:
+            self._alone_since = now
+        elif now - self._alone_since >= self._linger:
+            self._stopping = True
+
+    def _keep_house(self) -> None:
+        try:
+            moved = os.lstat(self._directory / VIEWERS_SOCKET).st_ino != self._inode
+        except OSError:
+            moved = True
+        if moved:
+            # No viewer can find this hub any more; the agents start another one when it is silent.
+            log("the job's directory was removed: this hub ends")
+            self._stopping = True
+            return
+        entry = JobFile.of(self.state.job, self._entry.started, os.getpid())
+        if entry != self._entry:
+            self._entry = entry
+            write_job_file(self._directory, entry)
+
+    def close(self) -> None:
+        """Let go of everything but the directory."""
+        signal.set_wakeup_fd(-1)
+        self._presence.close()
+        self._context.destroy(linger=0)
+        self._wake_in.close()
+        self._wake_out.close()

@@ -1,0 +1,215 @@
+"""Sends a rank's messages to the job's hub without ever waiting for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import zmq
+
+from ranktop.agent.lifecycle import ensure_hub
+from ranktop.wire.codec import WireError, WrongVersion, decode_ack, encode_body, encode_header
+from ranktop.wire.endpoints import AGENTS_SOCKET, RunDirectoryError, socket_path
+from ranktop.wire.schema import MAX_MESSAGE, Ack, Card, End, Header, Job, Sample
+
+QUEUE_MESSAGES: Final = 256
+"""Messages kept here while the hub does not read; beyond it the oldest sample goes."""
+
+HUB_SILENCE: Final = 3.0
+"""Seconds without an answer to what was sent after which the hub counts as dead."""
+
+_SOCKET_QUEUE: Final = 64
+_CARD_SPACING: Final = 2.0
+_SLOWEST_RETRY: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    kind: str
+    header: bytes
+    body: bytes
+
+
+class Publisher:
+    """One rank's connection to its hub. Belongs to one thread; in a forked child every call does nothing."""
+
+    def __init__(self, job: Job, rank: int, pid: int, restart: int, directory: Path) -> None:
+        """``directory`` is the job's own, from ``endpoints.job_directory``; it need not exist yet."""
+        self.dropped = 0
+        """Messages dropped since the start, because the hub was not reading or they could not be encoded."""
+        self.problem = ""
+        """Why nothing arrives, in one line, when that is known."""
+        self._job = job
+        self._life = (rank, pid, restart)
+        self._directory = directory
+        self._owner = os.getpid()
+        self._seq = 0
+        self._queue: deque[_Message] = deque()
+        self._card: bytes | None = None
+        self._card_sent_at = -_CARD_SPACING
+        self._hub = ""
+        self._waiting_since: float | None = None
+        self._next_start = 0.0
+        self._retry = HUB_SILENCE
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether a hub has answered and is not overdue with its next answer."""
+        if not self._hub:
+            return False
+        return self._waiting_since is None or time.monotonic() - self._waiting_since < HUB_SILENCE
+
+    def send(self, body: Card | Sample | End) -> None:
+        """Queue a message and hand over what the hub takes at once. Never blocks, never raises."""
+        if os.getpid() != self._owner:
+            return
+        try:
+            self._enqueue(body)
+            self._flush()
+        except Exception as error:
+            # This runs in somebody's training process: whatever fails here costs a message, nothing more.
+            self.dropped += 1
+            self.problem = str(error)
+
+    def pump(self) -> None:
+        """Read the hub's answers, flush, and see to it that there is a hub. Never raises.
+
+        Takes microseconds, except when a hub must be started: then some tenths of a second, once.
+        """
+        if os.getpid() != self._owner:
+            return
+        try:
+            self._read_acks()
+            self._flush()
+            self._require_hub()
+        except Exception as error:
+            self.problem = str(error)
+
+    def close(self, deadline: float = 0.2) -> None:
+        """Flush, wait up to ``deadline`` seconds for the hub to confirm, and let go of the socket."""
+        if os.getpid() != self._owner or self._context is None:
+            return
+        until = time.monotonic() + deadline
+        with contextlib.suppress(Exception):
+            while self._queue or self._waiting_since is not None:
+                remaining = until - time.monotonic()
+                if remaining <= 0 or self._socket is None:
+                    break
+                self._socket.poll(int(min(remaining, 0.02) * 1000) + 1)
+                self._read_acks()
+                self._flush()
+        self.dropped += len(self._queue)
+        self._queue.clear()
+        with contextlib.suppress(Exception):
+            self._context.destroy(linger=0)
+        self._context = self._socket = None
+        self._owner = -1
+
+    def _enqueue(self, body: Card | Sample | End) -> None:
+        kind = "card" if isinstance(body, Card) else "end" if isinstance(body, End) else "sample"
+        # A message that cannot be encoded or sent leaves its gap in the numbers.
+        seq, self._seq = self._seq, self._seq + 1
+        data = encode_body(body)
+        if kind == "card":
+            self._card = data
+        self._append(kind, seq, data)
+
+    def _append(self, kind: str, seq: int, data: bytes) -> None:
+        if kind == "card":
+            self._queue = deque(message for message in self._queue if message.kind != "card")
+        rank, pid, restart = self._life
+        self._queue.append(_Message(kind, encode_header(Header(kind, rank, pid, restart, seq)), data))
+        while len(self._queue) > QUEUE_MESSAGES:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        for index, message in enumerate(self._queue):
+            if message.kind == "sample":
+                del self._queue[index]
+                break
+        else:
+            self._queue.popleft()
+        self.dropped += 1
+
+    def _flush(self) -> None:
+        if not self._queue:
+            return
+        out = self._connection()
+        while self._queue:
+            message = self._queue[0]
+            try:
+                out.send_multipart((message.header, message.body), zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._queue.popleft()
+            now = time.monotonic()
+            if message.kind == "card":
+                self._card_sent_at = now
+            if self._waiting_since is None:
+                self._waiting_since = now
+
+    def _connection(self) -> zmq.Socket[bytes]:
+        if self._socket is None:
+            address = "ipc://" + socket_path(self._directory, AGENTS_SOCKET)
+            self._context = self._context or zmq.Context(io_threads=1)
+            out: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+            out.linger = 0
+            out.sndhwm = _SOCKET_QUEUE
+            out.rcvhwm = _SOCKET_QUEUE
+            out.maxmsgsize = MAX_MESSAGE
+            out.reconnect_ivl = 100
+            out.reconnect_ivl_max = 1000
+            out.connect(address)
+            self._socket = out
+        return self._socket
+
+    def _read_acks(self) -> None:
+        if self._socket is None:
+            return
+        ack: Ack | None = None
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                ack = decode_ack(frames[0])
+            except WrongVersion as error:
+                # A hub is there, so none is to be started; it cannot read this, and says so to viewers.
+                self.problem = str(error)
+                self._waiting_since = None
+            except WireError as error:
+                self.problem = str(error)
+        if ack is not None:
+            self._take(ack)
+
+    def _take(self, ack: Ack) -> None:
+        replaced = self._hub not in ("", ack.hub)
+        self._hub = ack.hub
+        self._waiting_since = None
+        self._retry = HUB_SILENCE
+        self.problem = ""
+        due = time.monotonic() - self._card_sent_at >= _CARD_SPACING
+        if self._card is not None and (replaced or ack.want_card) and due:
+            seq, self._seq = self._seq, self._seq + 1
+            self._append("card", seq, self._card)
+
+    def _require_hub(self) -> None:
+        """Start a hub at first, and again whenever the one there has been silent for too long."""
+        now = time.monotonic()
+        silent = self._waiting_since is not None and now - self._waiting_since >= HUB_SILENCE
+        if now < self._next_start or not (silent or self._next_start == 0.0):
+            return
+        self._next_start = now + self._retry
+        self._retry = min(2 * self._retry, _SLOWEST_RETRY)
+        try:
+            ensure_hub(self._job, self._directory)
+        except (RunDirectoryError, OSError) as error:
+            self.problem = str(error)

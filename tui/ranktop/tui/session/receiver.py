@@ -1,0 +1,198 @@
+"""A live hub as a source: asks, drains, follows over a lost connection and over a hub that was replaced."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import zmq
+
+from ranktop.tui.session.source import Link, Received, Reset
+from ranktop.wire.codec import (
+    MAX_BATCH,
+    WireError,
+    WrongVersion,
+    decode_batch,
+    decode_body,
+    decode_header,
+    encode_ask,
+)
+from ranktop.wire.endpoints import (
+    VIEWERS_SOCKET,
+    RunDirectoryError,
+    check_directory,
+    is_listening,
+    socket_path,
+)
+from ranktop.wire.schema import Ask, Batch, Item
+
+ASK_WAIT: Final = 1.0
+"""Seconds a hub with nothing new holds a question; so often it is heard of at least."""
+
+LOST_AFTER: Final = 2.0
+"""Seconds that an answer may be overdue before the connection is made anew."""
+
+_AT_ONCE: Final = 8
+"""Batches taken in one drain, so that a screen gets its turn while a long snapshot arrives."""
+
+
+class HubSource:
+    """Follows the hub of one job. ``drain`` is called about ten times a second and never blocks."""
+
+    def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """``directory`` is the job's own, as ``find_jobs`` gives it."""
+        self._directory = directory
+        self._clock = clock
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._hub = ""
+        self._since = -1
+        self._asked_at = 0.0
+        self._answered_at: float | None = None
+        self._offsets: deque[float] = deque(maxlen=64)
+        self._state = "connecting"
+        self._detail = "waiting for the hub's first answer"
+        self._lost = 0
+        self._bad = 0
+        self._refused = 0
+        self._closed = False
+        self._speaks_otherwise = False
+        self._connect()
+
+    def drain(self) -> list[Received | Reset]:
+        """Return what has arrived since the last call, in order; reconnects when the hub is silent."""
+        out: list[Received | Reset] = []
+        if self._closed:
+            return out
+        for _ in range(_AT_ONCE):
+            frames = self._receive()
+            if frames is None:
+                break
+            self._read(frames, out)
+        if self._clock() - self._asked_at > ASK_WAIT + LOST_AFTER:
+            self._note_silence()
+            self._connect()
+        return out
+
+    def poll(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds for something to drain; tells whether there is."""
+        if self._closed:
+            return False
+        if self._socket is None:
+            time.sleep(min(timeout, 0.1))
+            return False
+        return bool(self._socket.poll(int(timeout * 1000)))
+
+    def link(self) -> Link:
+        """Return the state of the connection."""
+        age = None if self._answered_at is None else max(0.0, self._clock() - self._answered_at)
+        return Link(
+            state=self._state, detail=self._detail, age=age, lost=self._lost, bad=self._bad + self._refused
+        )
+
+    def close(self) -> None:
+        """Let go of the connection at once; the hub forgets this viewer by itself."""
+        self._closed = True
+        self._socket = None
+        self._context.destroy(linger=0)
+
+    def _connect(self) -> None:
+        """Begin a new connection; the old one's answer, should there be one, is no longer waited for."""
+        if self._socket is not None:
+            self._socket.close(linger=0)
+            self._socket = None
+        self._asked_at = self._clock()
+        try:
+            check_directory(self._directory)
+            address = "ipc://" + socket_path(self._directory, VIEWERS_SOCKET)
+        except RunDirectoryError as error:
+            if self._state == "connecting":
+                self._state, self._detail = "lost", str(error)
+            return
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.maxmsgsize = MAX_BATCH
+        self._socket.reconnect_ivl = 100
+        self._socket.connect(address)
+        self._ask()
+
+    def _ask(self) -> None:
+        self._asked_at = self._clock()
+        if self._socket is not None:
+            question = Ask(hub=self._hub, since=self._since, wait=ASK_WAIT)
+            self._socket.send(encode_ask(question), zmq.NOBLOCK)
+
+    def _receive(self) -> list[bytes] | None:
+        if self._socket is None:
+            return None
+        try:
+            return self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def _read(self, frames: list[bytes], out: list[Received | Reset]) -> None:
+        try:
+            if len(frames) != 1:
+                raise WireError("the hub's answer is not one frame")
+            batch = decode_batch(frames[0])
+        except WrongVersion as error:
+            # Asking again at once would only repeat it; the next question comes with the next connection.
+            self._state, self._detail = "lost", str(error)
+            self._speaks_otherwise = True
+            return
+        except WireError as error:
+            self._bad += 1
+            self._detail = str(error)
+            self._ask()
+            return
+        now = self._clock()
+        self._answered_at = now
+        self._state, self._detail = "live", ""
+        self._speaks_otherwise = False
+        self._offsets.append(now - batch.now)
+        self._take(batch, now, out)
+        self._ask()
+
+    def _take(self, batch: Batch, now: float, out: list[Received | Reset]) -> None:
+        if batch.snapshot:
+            replaced = self._hub not in ("", batch.hub)
+            if replaced:
+                self._offsets = deque([now - batch.now], maxlen=64)
+            out.append(Reset(job=batch.job, hub=batch.hub, replaced=replaced))
+        self._hub = batch.hub
+        self._since = batch.last
+        self._lost += batch.lost
+        self._refused = batch.refused
+        # A batch may have lain in the socket while this process was stopped: the hub's clock is taken from
+        # the quickest of the last answers, not from this one.
+        hub_now = now - min(self._offsets)
+        for item in batch.items:
+            received = self._decode(item, hub_now)
+            if received is not None:
+                out.append(received)
+
+    def _decode(self, item: Item, hub_now: float) -> Received | None:
+        try:
+            header = decode_header(item.header)
+            body = decode_body(header, item.body)
+        except WireError:
+            self._bad += 1
+            return None
+        return Received(header=header, body=body, age=max(0.0, hub_now - item.t), number=item.number)
+
+    def _note_silence(self) -> None:
+        if self._speaks_otherwise:
+            return
+        if not self._directory.is_dir():
+            known = self._answered_at is not None
+            self._state = "ended" if known else "lost"
+            self._detail = (
+                "the hub has ended, some time after the job's last rank" if known else "no such job"
+            )
+        elif is_listening(self._directory, VIEWERS_SOCKET):
+            self._state, self._detail = "lost", "the hub does not answer; asking again"
+        else:
+            self._state, self._detail = "lost", "the hub is gone; the job's agents start another one"
