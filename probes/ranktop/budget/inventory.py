@@ -19,13 +19,20 @@ class Kind:
     """Name of the stored dtype, e.g. ``float32``."""
     trainable: bool = True
     unit: int = 0
-    """Index of the sharding unit (FSDP-wrapped module) it belongs to, in order of first use; 0 without units."""
+    """Index of the sharding unit (FSDP-wrapped module) it belongs to, in the order of the modules; 0 without
+    units, -1 for a parameter of a sharded model that no unit holds: it stays whole."""
     group: int = 0
     """Index of the optimizer parameter group that updates it, counted over all optimizers; -1 for none."""
     shard_dim: int | None = None
     """Dimension that data-parallel sharding splits (FSDP2); None for the strategy's default."""
     tensor_parallel: str = ""
     """Tensor-parallel placement as DTensor prints it (``S(0)``, ``R``); empty without tensor parallel."""
+    split_size: int | None = None
+    """Size of the dimension that tensor parallel splits, before splitting; None when it divides evenly."""
+    shards: int | None = None
+    """Ranks over which this tensor is sharded, where that is not the layout's ``shard``."""
+    shard_rank: int | None = None
+    """This rank's index among ``shards``; None = the layout's."""
 
     @property
     def numel(self) -> int:

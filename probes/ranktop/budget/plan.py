@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Sizes of the parallel axes and this rank's place on them. The product of the sizes is the world size."""
+    """Sizes of the parallel axes and this rank's place on them. Their product is the world size."""
 
     world_size: int = 1
     replicate: int = 1
@@ -47,7 +47,8 @@ class Fsdp:
 
     version: int = 2
     sharding: str = "full"
-    """``full``, ``grad-op`` (parameters stay gathered through backward), ``hybrid``, ``hybrid-grad-op``, ``none``."""
+    """``full``, ``grad-op`` (parameters stay gathered through backward), ``hybrid``, ``hybrid-grad-op``,
+    ``none``."""
     use_orig_params: bool = True
     cpu_offload: bool = False
     reshard_after_forward: int | None = None
@@ -72,6 +73,14 @@ class Zero:
     sub_group_size: int = 1_000_000_000
     gradient_dtype: str | None = None
     """Dtype in which gradients are accumulated; None = the parameters' own."""
+    model_persistence_threshold: int = 2**63 - 1
+    """Stage 3: elements that may stay whole on every rank, over all parameters."""
+    parameter_alignment: bool = False
+    """Stages 1 and 2: every parameter starts at a multiple of 16 bytes in its flat group."""
+    wrapper: str = ""
+    """Class of DeepSpeed's own optimizer around the base one (``BF16_Optimizer``); empty for the default."""
+    not_budgeted: tuple[str, ...] = ()
+    """Options in use that move bytes by a rule the budget does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +105,8 @@ class State:
     name: str
     """Key in the optimizer's state, e.g. ``exp_avg``."""
     like: str = "parameter"
-    """``parameter`` (same elements), ``scalar`` (one element), ``rows``/``columns`` (factored), ``other``."""
+    """``parameter`` (same elements), ``scalar`` (one element), ``rows``/``columns`` (factored, matrices
+    only), ``vector`` (same elements, parameters of at most one dimension only), ``other``."""
     dtype: str | None = None
     """None = the parameter's own."""
     on_device: bool = True
@@ -136,8 +146,8 @@ class Plan:
     """Everything the budget needs beside the inventory."""
 
     strategy: str = "single"
-    """``single``, ``dp`` (DataParallel), ``ddp``, ``zero-redundancy``, ``fsdp1``, ``fsdp2``, ``zero0`` ... ``zero3``,
-    ``tp``, ``pp``."""
+    """``single``, ``dp`` (DataParallel), ``ddp``, ``zero-redundancy``, ``fsdp1``, ``fsdp2``,
+    ``zero0`` ... ``zero3``, ``tp``, ``pp``."""
     layout: Layout = field(default_factory=Layout)
     ddp: Ddp | None = None
     fsdp: Fsdp | None = None
@@ -154,3 +164,7 @@ class Plan:
     """Moments at which gradients exist: where the script zeroes them is a habit of the script."""
     notes: tuple[str, ...] = ()
     """What could not be told, each with its reason."""
+    groups: tuple[OptimizerPlan, ...] = ()
+    """One for each parameter group, as ``Kind.group`` counts; empty when ``optimizer`` speaks for all."""
+    host: bool = False
+    """The device is the machine's RAM: what optimizers keep on the CPU counts."""

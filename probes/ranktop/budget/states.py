@@ -1,0 +1,64 @@
+"""The budget of the model states: which rule speaks for a strategy, and what exists at which moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from ranktop.budget import ddp, fsdp, zero_redundancy
+from ranktop.budget.held import Held
+from ranktop.budget.inventory import Inventory
+from ranktop.budget.plan import Plan
+from ranktop.budget.terms import MOMENTS, NOT_BUDGETED, STATES, Amount, Budget
+from ranktop.budget.words import strategy_words as strategy_words
+
+_RULES: Final[dict[str, Callable[[Inventory, Plan], Held]]] = {
+    "single": ddp.expected,
+    "dp": ddp.expected,
+    "ddp": ddp.expected,
+    "tp": ddp.expected,
+    "pp": ddp.expected,
+    "zero-redundancy": zero_redundancy.expected,
+    "fsdp1": fsdp.expected,
+    "fsdp2": fsdp.expected,
+}
+
+_WITH_STEP: Final = ("backward_end", "step_end")
+"""Moments at which the gradients of a step exist whatever came before it."""
+
+_FREED: Final = Amount(0, "the script has freed its gradients by then (zero_grad)")
+
+
+def expected_states(inventory: Inventory, plan: Plan, *, first_step: bool = False) -> Budget:
+    """Return what this rank should hold at each moment of a step: parameters, gradients, optimizer.
+
+    With ``first_step`` the optimizer's state did not exist until ``step_end``. Categories without a rule yet
+    have no bytes and say so.
+    """
+    rest = {name: Amount(None, NOT_BUDGETED) for name in ("activations", "buffers", "runtime")}
+    if plan.zero is not None:
+        from ranktop.budget import zero
+
+        moments = zero.expected(inventory, plan, first_step=first_step)
+        return Budget({moment: {**moments.get(moment, {}), **rest} for moment in MOMENTS})
+    rule = _RULES.get(plan.strategy)
+    if rule is None:
+        unknown = Amount(None, f"no rule for the strategy {plan.strategy!r}")
+        return Budget({moment: {**dict.fromkeys(STATES, unknown), **rest} for moment in MOMENTS})
+    if plan.zero_redundancy and plan.strategy == "ddp":
+        rule = zero_redundancy.expected
+    states = rule(inventory, plan)
+    return Budget({moment: {**_at(moment, states, plan, first_step), **rest} for moment in MOMENTS})
+
+
+def _at(moment: str, states: Held, plan: Plan, first_step: bool) -> dict[str, Amount]:
+    exist = moment in plan.gradients_at
+    accumulating = (plan.batch.accumulation or 1) > 1
+    if first_step and moment not in _WITH_STEP and (moment == "step_start" or not accumulating):
+        exist = False
+    before = first_step and moment != "step_end"
+    return {
+        "parameters": states.parameters,
+        "gradients": states.gradients if exist else _FREED,
+        "optimizer": states.optimizer_before if before else states.optimizer,
+    }

@@ -1,0 +1,47 @@
+"""Communication buckets that a model keeps between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Buckets of DDP's reducer."""
+
+    sizes: tuple[int, ...] = ()
+    """Bytes of each."""
+    views: bool = False
+    """True when gradients are views of them."""
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all buckets."""
+        return sum(self.sizes)
+
+
+def ddp_wrappers(root: nn.Module) -> Iterator[DistributedDataParallel]:
+    """Yield the DDP wrappers in a model."""
+    return (module for module in root.modules() if isinstance(module, DistributedDataParallel))
+
+
+def ddp_buckets(root: nn.Module) -> Buckets:
+    """Return the reducer's buckets of every DDP wrapper in a model; they hold no padding."""
+    sizes: list[int] = []
+    views = False
+    reasons: dict[str, str] = {}
+    for wrapper in ddp_wrappers(root):
+        views |= bool(getattr(wrapper, "gradient_as_bucket_view", False))
+        try:
+            data: dict[str, Any] = getattr(wrapper, "_get_ddp_logging_data")()  # noqa: B009 (untyped)
+            told = data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]
+            sizes += [int(size) for size in str(told).split(",") if size.strip()]
+        except Exception as error:
+            reasons["buffers"] = f"DDP does not tell its bucket sizes ({type(error).__name__})"
+    return Buckets(tuple(sizes), views, reasons)

@@ -1,0 +1,227 @@
+"""Bytes of a model on its device by category, from unique storages; the parameters as an inventory.
+
+Imports torch: only for training processes.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from ranktop.budget.inventory import Inventory
+from ranktop.probes import buckets, engines, optimizer
+from ranktop.probes.holders import Gone, Holders, find_holders
+from ranktop.probes.parameters import inventory_of
+from ranktop.probes.reading import Resident
+from ranktop.probes.storages import Ledger
+
+WINDOW: Final = 24
+"""Modules that one look compares with the last walk; the look goes round all of them."""
+
+WALK_AGAIN_S: Final = 30.0
+"""Seconds after which a walk is made anyhow, for changes that no look can see."""
+
+MAX_PATTERNS: Final = 16
+"""Sets of existing gradients whose bytes are remembered (frozen parts, experts that were not used)."""
+
+
+class ModelProbe:
+    """Measures one model and its optimizers; holds only weak references to them.
+
+    Every method is for the training thread.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        optimizers: Sequence[Any],
+        device: torch.device,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root = weakref.ref(root)
+        self._optimizers: list[weakref.ref[Any]] = [weakref.ref(o) for o in optimizers]
+        self._device = device
+        self._clock = clock
+        self._dirty = True
+        self._walked = False
+        self._next_walk = 0.0
+        self._at = 0
+        self._holders = Holders()
+        self._extras: list[tuple[weakref.ref[Any], int, int, bool]] = []
+        self._inventory = Inventory()
+        self._parameters = self._buffers = self._bucket_bytes = self._masters = 0
+        self._bucket_views = False
+        self._reasons: dict[str, str] = {}
+        self._keys: frozenset[int] = frozenset()
+        self._patterns: dict[tuple[int, ...], int] = {}
+        self._states: tuple[tuple[Any, ...], int] = ((), 0)
+        self._engine = engines.EngineProbe(device)
+
+    @property
+    def alive(self) -> bool:
+        """False when the model has been garbage collected."""
+        return self._root() is not None
+
+    def add_optimizer(self, optimizer: Any) -> None:
+        """Take one more optimizer into account (once, however often it is given)."""
+        if all(ref() is not optimizer for ref in self._optimizers):
+            self._optimizers.append(weakref.ref(optimizer))
+            self._dirty = True
+
+    def optimizers(self) -> list[Any]:
+        """Return the optimizers that are alive, each once, without those that another one wraps."""
+        return optimizer.distinct(o for ref in self._optimizers if (o := ref()) is not None)
+
+    def refresh(self, force: bool = False) -> bool:
+        """Walk all tensors if the layout changed since the last walk or ``force``; True if it walked."""
+        root = self._root()
+        if root is None:
+            return False
+        engine = engines.find(root)
+        if engine is not None:
+            return self._engine.refresh(engine, force)
+        if force or self._dirty or self._clock() >= self._next_walk or self._layout_changed():
+            self._walk(root)
+        walked, self._walked = self._walked, False
+        return walked
+
+    def resident(self) -> Resident:
+        """Return what is on the device now: cached sizes, and a look at which gradients and states exist."""
+        root = self._root()
+        if root is None:
+            gone = dict.fromkeys(("parameters", "gradients", "optimizer", "buffers"), "the model is gone")
+            return Resident(reasons=gone)
+        engine = engines.find(root)
+        if engine is not None:
+            return self._engine.resident(engine)
+        if self._dirty:
+            self._walk(root)
+        try:
+            gradients = self._gradient_bytes()
+        except Gone:
+            self._walk(root)
+            gradients = self._gradient_bytes()
+        states = self._state_bytes()
+        free_buckets = self._bucket_bytes
+        if self._bucket_views:
+            free_buckets = max(0, self._bucket_bytes - gradients)
+        return Resident(self._parameters, gradients, states, self._buffers + free_buckets, self._reasons)
+
+    def inventory(self) -> Inventory:
+        """Return the parameters as of the last walk."""
+        root = self._root()
+        engine = None if root is None else engines.find(root)
+        return self._inventory if engine is None else engines.inventory(engine)
+
+    def gradients_exist(self) -> bool:
+        """Return whether any gradient exists now."""
+        root = self._root()
+        if root is None:
+            return False
+        engine = engines.find(root)
+        if engine is not None:
+            return engines.gradients_exist(engine)
+        if self._dirty:
+            self._walk(root)
+        try:
+            return any(self._present())
+        except Gone:
+            self._dirty = True
+            return False
+
+    def _layout_changed(self) -> bool:
+        window, self._at = self._holders.window(self._at, WINDOW)
+        return any(holder.changed() for holder in window) or self._state_key() != self._states[0]
+
+    def _walk(self, root: nn.Module) -> None:
+        optimizers = self.optimizers()
+        self._holders = find_holders(root)
+        ledger = Ledger(self._device)
+        self._parameters = ledger.total(self._holders.parameters())
+        self._inventory = inventory_of(root, optimizers, self._device)
+        self._walk_extras(optimizers, ledger)
+        self._keys = frozenset(ledger.seen)
+        self._patterns = {}
+        ledger.total(self._gradients())
+        self._states = (self._state_key(), self._masters + self._count_states(optimizers, ledger))
+        self._buffers = ledger.total(root.buffers())
+        found = buckets.ddp_buckets(root)
+        self._bucket_bytes, self._bucket_views, self._reasons = found.bytes, found.views, found.reasons
+        self._dirty = False
+        self._walked = True
+        self._next_walk = self._clock() + WALK_AGAIN_S
+
+    def _walk_extras(self, optimizers: list[Any], ledger: Ledger) -> None:
+        """Find what the optimizers update beside the model: master copies, or another model's parameters."""
+        own = list(self._holders.leaves())
+        known = {id(parameter) for parameter in own}
+        updated = {id(parameter) for each in optimizers for parameter in optimizer.parameters_of(each)}
+        half = any(p.requires_grad and p.element_size() <= 2 and id(p) not in updated for p in own)
+        self._extras, self._masters = [], 0
+        for each in optimizers:
+            for g, group in enumerate(getattr(each, "param_groups", None) or ()):
+                for i, parameter in enumerate(group["params"]):
+                    if id(parameter) in known:
+                        continue
+                    master = half and parameter.dtype == torch.float32
+                    self._extras.append((weakref.ref(each), g, i, master))
+                    size = ledger.add(parameter)
+                    if master:
+                        self._masters += size
+                    else:
+                        self._parameters += size
+
+    def _extra_parameters(self) -> Iterator[Any]:
+        for ref, group, index, _ in self._extras:
+            each = ref()
+            try:
+                yield None if each is None else each.param_groups[group]["params"][index]
+            except IndexError as error:
+                raise Gone from error
+
+    def _gradients(self) -> Iterator[Any]:
+        yield from self._holders.gradients()
+        for parameter in self._extra_parameters():
+            yield None if parameter is None else parameter.grad
+
+    def _present(self) -> list[int]:
+        found = self._holders.present()
+        if self._extras:
+            found += [p is not None and p.grad is not None for p in self._extra_parameters()]
+        return found
+
+    def _gradient_bytes(self) -> int:
+        present = self._present()
+        if not any(present):
+            return 0
+        pattern = tuple(present)
+        size = self._patterns.get(pattern)
+        if size is None:
+            if len(self._patterns) >= MAX_PATTERNS:
+                self._patterns.clear()
+            size = Ledger(self._device, self._keys).total(self._gradients())
+            self._patterns[pattern] = size
+        return size
+
+    def _state_key(self) -> tuple[Any, ...]:
+        return tuple(optimizer.state_key(o) for ref in self._optimizers if (o := ref()) is not None)
+
+    def _state_bytes(self) -> int:
+        key = self._state_key()
+        if key != self._states[0]:
+            # States appeared, vanished or were loaded: count them now, and let the next refresh walk.
+            self._dirty = True
+            ledger = Ledger(self._device, self._keys)
+            ledger.total(self._gradients())
+            self._states = (key, self._masters + self._count_states(self.optimizers(), ledger))
+        return self._states[1]
+
+    @staticmethod
+    def _count_states(optimizers: list[Any], ledger: Ledger) -> int:
+        return sum(ledger.total(optimizer.state_tensors(each)) for each in optimizers)

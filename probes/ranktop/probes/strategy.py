@@ -1,0 +1,227 @@
+"""How a live model is trained, as a plan: strategy, layout, precision, optimizer and batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from ranktop.budget.plan import Batch, Ddp, Fsdp, Layout, OptimizerPlan, Plan, Precision
+from ranktop.probes import buckets, engines, mesh, optimizer
+from ranktop.probes.holders import fsdp1_handle, fsdp2_groups
+from ranktop.probes.precision import precision_of
+from ranktop.probes.storages import is_host
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What hooks have seen of the steps so far; None or empty = not yet."""
+
+    micro_batch: int | None = None
+    sequence_length: int | None = None
+    accumulation: int | None = None
+    gradients_at: tuple[str, ...] = ()
+    """Moments at which gradients existed in the last finished steps."""
+    autocast: str | None = None
+    """Dtype name of the autocast in force during forward."""
+    compute: str | None = None
+    """Dtype name of the root's floating-point outputs, where that is the compute dtype."""
+
+
+def detect(
+    root: nn.Module, optimizers: Sequence[Any], device: torch.device, seen: Seen | None = None
+) -> Plan:
+    """Return the plan of a live model. Never raises: what can't be told is in ``Plan.notes``."""
+    seen = seen or Seen()
+    notes: list[str] = []
+    engine = _guarded(lambda: engines.find(root), None, "DeepSpeed", notes)
+    if engine is not None:
+        plan = _guarded(lambda: engines.plan(engine, seen), None, "the DeepSpeed engine", notes)
+        if plan is not None:
+            return plan
+    each: list[Any] = _guarded(lambda: optimizer.distinct(optimizers), [], "the optimizers", notes)
+    unknown: tuple[Layout, tuple[str, ...]] = Layout(), ()
+    layout, more = _guarded(lambda: mesh.layout_of(root), unknown, "the ranks' layout", notes)
+    notes += more
+    options = _guarded(lambda: fsdp_options(root), None, "FSDP's options", notes)
+    ddp = _guarded(lambda: ddp_options(root), None, "DDP's options", notes)
+    redundancy = any(type(o).__name__ == "ZeroRedundancyOptimizer" for o in each)
+    bare: tuple[OptimizerPlan, tuple[OptimizerPlan, ...]] = OptimizerPlan(count=len(each)), ()
+    first, groups = _guarded(
+        lambda: optimizer.describe(each),
+        bare,
+        "the optimizer's options",
+        notes,
+    )
+    precision = _guarded(
+        lambda: precision_of(root, each, seen.autocast, seen.compute), Precision(), "the precision", notes
+    )
+    checkpointing = _guarded(lambda: checkpointing_of(root), None, "checkpointing", notes)
+    if checkpointing is None:
+        notes.append("activation checkpointing by torch.utils.checkpoint cannot be seen from outside")
+    if _guarded(lambda: has_sparse_gradients(root), False, "sparse gradients", notes):
+        notes.append("an embedding has sparse gradients, whose size follows the data")
+    return Plan(
+        strategy=_strategy(root, layout, options, ddp, redundancy),
+        layout=layout,
+        ddp=ddp,
+        fsdp=options,
+        zero_redundancy=redundancy,
+        precision=precision,
+        optimizer=first,
+        batch=Batch(
+            micro_batch=seen.micro_batch,
+            sequence_length=seen.sequence_length,
+            accumulation=seen.accumulation,
+        ),
+        checkpointing=checkpointing,
+        compiled=_guarded(lambda: is_compiled(root), False, "torch.compile", notes),
+        gradients_at=seen.gradients_at or Plan().gradients_at,
+        notes=tuple(notes),
+        groups=groups,
+        host=is_host(device),
+    )
+
+
+def _guarded(ask: Callable[[], _T], otherwise: _T, what: str, notes: list[str]) -> _T:
+    """Return the answer, or ``otherwise`` and a note: another version of torch must not stop the rest."""
+    try:
+        return ask()
+    except Exception as error:
+        notes.append(f"could not tell {what}: {type(error).__name__}: {error}"[:200])
+        return otherwise
+
+
+def _strategy(root: nn.Module, layout: Layout, fsdp: Fsdp | None, ddp: Ddp | None, redundancy: bool) -> str:
+    if fsdp is not None:
+        return f"fsdp{fsdp.version}"
+    if ddp is not None:
+        return "zero-redundancy" if redundancy else "ddp"
+    if any(isinstance(module, nn.DataParallel) and len(module.device_ids) > 1 for module in root.modules()):
+        return "dp"
+    if layout.tensor > 1:
+        return "tp"
+    return "pp" if layout.pipeline > 1 else "single"
+
+
+def ddp_options(root: nn.Module) -> Ddp | None:
+    """Return DDP's options, None for a model without it."""
+    for wrapper in buckets.ddp_wrappers(root):
+        return Ddp(
+            gradient_as_bucket_view=bool(getattr(wrapper, "gradient_as_bucket_view", False)),
+            bucket_bytes=buckets.ddp_buckets(root).sizes,
+            static_graph=bool(getattr(wrapper, "static_graph", False)),
+        )
+    return None
+
+
+def fsdp_options(root: nn.Module) -> Fsdp | None:
+    """Return the options of FSDP1 or FSDP2, None for a model without them."""
+    modules: list[Any] = list(root.modules())
+    states = [(module._get_fsdp_state(), group) for module in modules for group in fsdp2_groups(module)]
+    if states:
+        return _fsdp2_options(states)
+    for module in modules:
+        handle = fsdp1_handle(module)
+        if handle is not None:
+            name = handle._sharding_strategy.name.lower()
+            strategy = getattr(getattr(module, "sharding_strategy", None), "name", name).lower()
+            return Fsdp(
+                version=1,
+                sharding=_FSDP1.get(strategy, strategy),
+                use_orig_params=bool(handle._use_orig_params),
+                cpu_offload=bool(handle._offload_params),
+            )
+    return None
+
+
+_FSDP1 = {
+    "full_shard": "full",
+    "shard_grad_op": "grad-op",
+    "hybrid_shard": "hybrid",
+    "_hybrid_shard_zero2": "hybrid-grad-op",
+    "no_shard": "none",
+}
+
+
+def _fsdp2_options(states: list[tuple[Any, Any]]) -> Fsdp:
+    """FSDP2's root keeps its parameters after forward by itself: the other units tell the choice."""
+    inner = [group for state, group in states if not getattr(state, "_is_root", False)]
+    groups = inner or [group for _, group in states]
+    kept = sum(group.post_forward_mesh_info is None for group in groups)
+    auto = not inner and getattr(states[0][0], "_auto_reshard_after_forward", False)
+    grad_op = kept * 2 > len(groups) and not auto
+    mesh_info = groups[0].mesh_info
+    hybrid = getattr(mesh_info, "replicate_mesh_size", 1) > 1
+    smaller = getattr(groups[0].post_forward_mesh_info, "shard_mesh_size", None)
+    return Fsdp(
+        version=2,
+        sharding=("hybrid-grad-op" if grad_op else "hybrid") if hybrid else "grad-op" if grad_op else "full",
+        cpu_offload=bool(groups[0].fsdp_params and groups[0].fsdp_params[0].offload_to_cpu),
+        reshard_after_forward=smaller if smaller != getattr(mesh_info, "shard_mesh_size", None) else None,
+    )
+
+
+def checkpointing_of(root: nn.Module) -> str | None:
+    """Return how activations are checkpointed where modules show it: wrappers, or a model's own switch."""
+    switches: list[bool] = []
+    for module in root.modules():
+        if type(module).__name__ == "CheckpointWrapper":
+            keywords = getattr(module.__dict__.get("checkpoint_fn"), "keywords", {})
+            return "selective" if keywords.get("context_fn") else "full"
+        switch = module.__dict__.get("gradient_checkpointing")
+        if isinstance(switch, bool):
+            switches.append(switch)
+    if not switches:
+        return None
+    return "full" if any(switches) else "none"
+
+
+def is_compiled(root: nn.Module) -> bool:
+    """Return whether the model or a part of it runs through ``torch.compile``."""
+    return any(
+        type(module).__name__ == "OptimizedModule" or module.__dict__.get("_compiled_call_impl") is not None
+        for module in root.modules()
+    )
+
+
+def has_sparse_gradients(root: nn.Module) -> bool:
+    """Return whether an embedding asks for sparse gradients."""
+    return any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse for m in root.modules())
+
+
+def batch_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Return (micro-batch, sequence length) from the inputs of a root module, None for what they don't tell.
+
+    The first tensor speaks: integers [batch, sequence], or floats [batch, sequence, hidden] (embeddings).
+    """
+    for tensor in _inputs((args, kwargs), 0):
+        if tensor.dim() == 0:
+            continue
+        tokens = not tensor.is_floating_point() and not tensor.is_complex() and tensor.dim() == 2
+        sequence = tensor.dim() >= 2 and (tokens or (tensor.is_floating_point() and tensor.dim() == 3))
+        return int(tensor.shape[0]), int(tensor.shape[1]) if sequence else None
+    return None, None
+
+
+def _inputs(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    """Yield tensors in nested inputs, well-known names of token inputs first."""
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    if depth > 4:
+        return
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if hasattr(value, "items"):
+        names = [name for name in ("input_ids", "inputs_embeds") if name in value]
+        value = [value[name] for name in names] + [v for k, v in value.items() if k not in names]
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _inputs(item, depth + 1)
