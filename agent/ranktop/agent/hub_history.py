@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from math import ceil
 from typing import Final
 
 from ranktop.budget.terms import Memory
@@ -12,7 +13,10 @@ from ranktop.wire.schema import Point, Sample
 HISTORY_SECONDS: Final = 1800.0
 
 _FULL_RATE_RANKS: Final = 256
-"""Up to this many ranks each keeps a point a second (37 MB in all); more ranks keep fewer points each."""
+"""Up to this many ranks each keeps a point a second (41 MB in all); more ranks keep fewer points each."""
+
+_JITTER: Final = 0.1
+"""Seconds by which a sample may come early and still count as a second after the one before."""
 
 _WIDTH: Final = len(Point.__struct_fields__)
 _UNKNOWN: Final = math.nan
@@ -22,8 +26,8 @@ class PointRing:
     """A bounded series of points, kept as plain doubles: 80 bytes a point."""
 
     def __init__(self, ranks: int) -> None:
-        self._spacing = max(1.0, ranks / _FULL_RATE_RANKS)
-        self._capacity = int(HISTORY_SECONDS / self._spacing)
+        self._spacing = max(1.0, ranks / _FULL_RATE_RANKS) - _JITTER
+        self._capacity = ceil(HISTORY_SECONDS / self._spacing)
         self._values = array("d")
         self._oldest = 0
         self._last_t = -math.inf
@@ -32,8 +36,8 @@ class PointRing:
         return len(self._values) // _WIDTH
 
     def add(self, point: Point) -> None:
-        """Append a point, unless the last one is less than a spacing old (give or take its jitter)."""
-        if point.t - self._last_t < 0.9 * self._spacing:
+        """Append a point, unless the last one is less than a spacing old."""
+        if point.t - self._last_t < self._spacing:
             return
         self._last_t = point.t
         row = array("d", (_UNKNOWN if value is None else value for value in _fields(point)))

@@ -74,7 +74,7 @@ class Viewers:
         state, stream = self._state, self._state.stream
         continues = ask.hub == state.hub and ask.since < 0 and viewer.snapshot is not None
         follows = ask.hub == state.hub and stream.first - 1 <= ask.since <= stream.last
-        if continues or (not follows or ask.since < 0):
+        if continues or not follows:
             return self._snapshot(viewer, ask, now, begins=not continues)
         viewer.snapshot = None
         items = stream.after(ask.since, BATCH_BYTES)

@@ -117,6 +117,8 @@ class HubSource:
         self._socket.maxmsgsize = MAX_BATCH
         self._socket.reconnect_ivl = 100
         self._socket.connect(address)
+        if self._since < 0:
+            self._hub = ""  # a snapshot that was cut off begins anew
         self._ask()
 
     def _ask(self) -> None:
