@@ -1,0 +1,155 @@
+"""The exact bytes of schema 1: a change here is a change of the schema, and needs a new version."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ranktop.budget.inventory import Inventory, Kind
+from ranktop.budget.terms import Memory
+from ranktop.probes.reading import DeviceIdentity
+from ranktop.wire import codec
+from ranktop.wire.schema import (
+    SCHEMA_VERSION,
+    Ack,
+    Ask,
+    Batch,
+    Body,
+    Card,
+    End,
+    Header,
+    History,
+    Item,
+    Job,
+    Mark,
+    Point,
+    Sample,
+    Table,
+)
+
+JOB = Job(id="0a1b", name="train", world_size=2)
+BODIES: dict[str, Body] = {
+    "card": Card(
+        job=JOB,
+        rank=1,
+        device=DeviceIdentity(kind="cuda", uuid="GPU-1", total=80),
+        inventory=Inventory.of([Kind((3, 2), "float32")]),
+    ),
+    "sample": Sample(
+        rank=1,
+        now=Memory(parameters=24, free=0, total=80),
+        table=Table(step=3, moments={"step_end": Memory(parameters=24)}),
+        reasons={"cache": "x"},
+    ),
+    "end": End(rank=1, how="signal", code=9, detail="SIGKILL"),
+    "history": History(rank=1, points=(Point(1.5, 3, None, 40, 24, 0, None, 7, 99.5, None),)),
+    "mark": Mark(what="gap", detail="2"),
+}
+HEADER = Header("sample", 1, 4242, 0, 17)
+ACK = Ack(hub="h1", want_card=True)
+ASK = Ask(hub="h1", since=7, wait=0.5)
+BATCH = Batch(
+    hub="h1",
+    job=JOB,
+    now=2.5,
+    snapshot=True,
+    last=7,
+    items=(Item(7, 2.0, b"head", b"body"),),
+    lost=1,
+    refused=2,
+    started=0.5,
+)
+
+FRAMES = {
+    "header": ("72746f70000195a673616d706c6501cd10920011"),
+    "ack": ("72746f70000182a3687562a26831a977616e745f63617264c3"),
+    "ask": ("72746f70000183a3687562a26831a573696e636507a477616974cb3fe0000000000000"),
+    "batch": (
+        "72746f70000189a3687562a26831a36a6f6285a26964a430613162a46e616d65a5747261696eaa776f726c645f73697a"
+        "6502a86c61756e63686572a0a672756e5f6964a0a36e6f77cb4004000000000000a8736e617073686f74c3a46c617374"
+        "07a56974656d73919407cb4000000000000000c40468656164c404626f6479a46c6f737401a77265667573656402a773"
+        "746172746564cb3fe0000000000000"
+    ),
+}
+GOLDEN = {
+    "card": (
+        "de0010a36a6f6285a26964a430613162a46e616d65a5747261696eaa776f726c645f73697a6502a86c61756e63686572"
+        "a0a672756e5f6964a0a472616e6b01aa6c6f63616c5f72616e6b00a46e6f6465a0a370696400a77265737461727400a8"
+        "7265766973696f6e00a664657669636586a46b696e64a463756461a475756964a54750552d31a46e616d65a0a5746f74"
+        "616c50ab746f7263685f696e646578c0aa6e766d6c5f696e646578c0a876657273696f6e7386a772616e6b746f70a0a6"
+        "707974686f6ea0a5746f726368a0a463756461a0a46e63636ca0a9646565707370656564a0a76261636b656e64a0a56d"
+        "6f64656ca0a9696e76656e746f727983a56b696e6473918aa57368617065920302a56474797065a7666c6f61743332a9"
+        "747261696e61626c65c3a4756e697400a567726f757000a973686172645f64696dc0af74656e736f725f706172616c6c"
+        "656ca0aa73706c69745f73697a65c0a6736861726473c0aa73686172645f72616e6bc0a56f726465729100ac62756666"
+        "65725f627974657300a4706c616ec0a6736372697074a0a973696d756c61746564c2a56e6f74657390"
+    ),
+    "sample": (
+        "de0011a472616e6b01a6757074696d65cb0000000000000000a8696e74657276616ccb3ff0000000000000a36e6f778a"
+        "aa706172616d657465727318a96772616469656e7473c0a96f7074696d697a6572c0ab61637469766174696f6e73c0a7"
+        "62756666657273c0a56361636865c0a772756e74696d65c0a56f74686572c0a46672656500a5746f74616c50a5746162"
+        "6c6584a47374657003a56669727374c2a76d6f6d656e747381a8737465705f656e648aaa706172616d657465727318a9"
+        "6772616469656e7473c0a96f7074696d697a6572c0ab61637469766174696f6e73c0a762756666657273c0a563616368"
+        "65c0a772756e74696d65c0a56f74686572c0a466726565c0a5746f74616cc0a3616765cb0000000000000000a7726561"
+        "736f6e7381a56361636865a178a66465766963658da5746f74616cc0a475736564c0a466726565c0ac70726f63657373"
+        "5f75736564c0ab7574696c697a6174696f6ec0a5706f776572c0ab706f7765725f6c696d6974c0ab74656d7065726174"
+        "757265c0a8736d5f636c6f636bc0ac6d656d6f72795f636c6f636bc0a7726561736f6e7380a3616765cb000000000000"
+        "0000a57374617465a26f6bae7065616b5f616c6c6f6361746564c0ae696e6163746976655f73706c6974c0a772657472"
+        "696573c0a46f6f6d73c0a47374657000a8737465705f616765c0a5737465707390a57068617365a0ab636f6c6c656374"
+        "6976657382a667726f75707390a6726561736f6ec0a4636f737484a56370755f73cb0000000000000000a6686f6f6b5f"
+        "73cb0000000000000000a764726f7070656400a66572726f727300"
+    ),
+    "end": ("84a472616e6b01a3686f77a67369676e616ca4636f646509a664657461696ca75349474b494c4c"),
+    "history": ("82a472616e6b01a6706f696e7473919acb3ff800000000000003c0281800c007cb4058e00000000000c0"),
+    "mark": ("82a477686174a3676170a664657461696ca132"),
+}
+
+
+def test_frames_are_these_bytes() -> None:
+    assert codec.encode_header(HEADER).hex() == FRAMES["header"]
+    assert codec.encode_ack(ACK).hex() == FRAMES["ack"]
+    assert codec.encode_ask(ASK).hex() == FRAMES["ask"]
+    assert codec.encode_batch(BATCH).hex() == FRAMES["batch"]
+
+
+def test_frames_are_read() -> None:
+    frames = {name: bytes.fromhex(text) for name, text in FRAMES.items()}
+    assert codec.decode_header(frames["header"]) == HEADER
+    assert codec.decode_ack(frames["ack"]) == ACK
+    assert codec.decode_ask(frames["ask"]) == ASK
+    assert codec.decode_batch(frames["batch"]) == BATCH
+
+
+@pytest.mark.parametrize("kind", sorted(GOLDEN))
+def test_body_of_schema_1_is_read(kind: str) -> None:
+    header = Header(kind, -1 if kind == "mark" else 1, 4242, 0, 17)
+    assert codec.decode_body(header, bytes.fromhex(GOLDEN[kind])) == BODIES[kind]
+
+
+@pytest.mark.parametrize("kind", ["end", "history", "mark"])
+def test_small_bodies_are_these_bytes(kind: str) -> None:
+    assert codec.encode_body(BODIES[kind]).hex() == GOLDEN[kind]
+
+
+@pytest.mark.parametrize("kind", ["card", "sample"])
+def test_large_bodies_still_say_all_that_schema_1_says(kind: str) -> None:
+    """Fields may be added at the end; none may be renamed, moved, dropped or change its type."""
+    old = msgspec.msgpack.decode(bytes.fromhex(GOLDEN[kind]))
+    assert_extends(msgspec.msgpack.decode(codec.encode_body(BODIES[kind])), old, kind)
+
+
+def assert_extends(new: object, old: object, where: str) -> None:
+    assert type(new) is type(old), where
+    if isinstance(new, dict) and isinstance(old, dict):
+        assert list(new)[: len(old)] == list(old), where
+        for key in old:
+            assert_extends(new[key], old[key], f"{where}.{key}")
+    elif isinstance(new, list) and isinstance(old, list):
+        assert len(new) == len(old), where
+        for one, other in zip(new, old, strict=True):
+            assert_extends(one, other, f"{where}[]")
+    else:
+        assert new == old, where
+
+
+def test_this_is_schema_1() -> None:
+    assert SCHEMA_VERSION == 1
