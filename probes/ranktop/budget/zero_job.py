@@ -1,0 +1,122 @@
+"""What every ZeRO layout needs of the inventory and the plan, and what all layouts share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ranktop.budget.inventory import Inventory, Kind
+from ranktop.budget.optimizers import Piece, optimizer_amount
+from ranktop.budget.plan import Plan, Zero
+from ranktop.budget.terms import DTYPE_BYTES, Amount
+
+SOURCES: Final = {
+    0: "runtime/engine.py, runtime/fp16",
+    1: "runtime/zero/stage_1_and_2.py",
+    2: "runtime/zero/stage_1_and_2.py",
+    3: "runtime/zero/stage3.py",
+}
+"""Files of DeepSpeed whose rules a stage follows."""
+
+IN_FORWARD: Final = ("forward_end", "backward_start")
+"""Moments between a forward pass and its backward pass."""
+
+IN_STEP: Final = ("backward_end", "step_end")
+"""Moments at which the base optimizer is about to step, or has just stepped."""
+
+
+class Job:
+    """An inventory and a plan, with what follows from them for any stage."""
+
+    def __init__(self, inventory: Inventory, plan: Plan, options: Zero, first_step: bool) -> None:
+        self.options = options
+        self.first_step = first_step
+        self.plan = plan
+        self.kinds: list[Kind] = list(inventory)
+        self.ranks = max(1, plan.layout.shard)
+        self.rank = plan.layout.shard_rank
+        self.accumulating = (plan.batch.accumulation or 1) > 1
+        self.groups = self._groups()
+        """Updated parameters by optimizer group; DeepSpeed leaves frozen and empty ones out."""
+        self.loose = [kind for kind in self.kinds if not self._updated(kind)]
+
+    @staticmethod
+    def _updated(kind: Kind) -> bool:
+        return kind.trainable and kind.group >= 0 and kind.numel > 0
+
+    def _groups(self) -> list[list[Kind]]:
+        found: dict[int, list[Kind]] = {}
+        for kind in self.kinds:
+            if self._updated(kind):
+                found.setdefault(kind.group, []).append(kind)
+        return [found[index] for index in sorted(found)]
+
+    @property
+    def optimizer_on_device(self) -> bool:
+        """Whether optimizer states, and the gradients they are updated with, lie on the device."""
+        return self.options.offload_optimizer == "none" or self.plan.host
+
+    @property
+    def parameters_on_device(self) -> bool:
+        """Whether ZeRO-3's partitions lie on the device."""
+        return self.options.offload_parameters == "none" or self.plan.host
+
+    @property
+    def whole_gradients(self) -> int:
+        """Bytes of the gradients of all updated parameters, in the parameters' dtype."""
+        return sum(kind.numel * kind.itemsize for group in self.groups for kind in group)
+
+    def gradient_bytes(self, kind: Kind) -> int:
+        """Bytes per element that a gradient is accumulated in."""
+        return DTYPE_BYTES[self.options.gradient_dtype or kind.dtype]
+
+    def master_bytes(self, kind: Kind) -> int:
+        """Bytes per element of what the base optimizer updates."""
+        return DTYPE_BYTES[self.plan.precision.master or kind.dtype]
+
+    def ready(self, kind: Kind) -> bool:
+        """Whether an accumulated gradient already has the dtype that it is used in."""
+        return (self.options.gradient_dtype or kind.dtype) == (self.plan.precision.master or kind.dtype)
+
+
+class Layout:
+    """Amounts of one rank by moment; a subclass for each way in which DeepSpeed lays states out."""
+
+    name = ""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def parameters(self, moment: str) -> Amount:
+        """Bytes of the weights."""
+        raise NotImplementedError
+
+    def gradients(self, moment: str) -> Amount:
+        """Bytes of the gradients."""
+        raise NotImplementedError
+
+    def updated(self) -> Sequence[tuple[int, Kind]]:
+        """Elements of each tensor that the base optimizer updates, with a kind that tells its dtype and group."""
+        raise NotImplementedError
+
+    def steps_at_start(self) -> bool:
+        """Whether DeepSpeed lets the base optimizer step once when the engine is made."""
+        return False
+
+    def optimizer(self, moment: str) -> Amount:
+        """Bytes of master weights and optimizer state."""
+        job = self.job
+        if not job.optimizer_on_device:
+            return Amount(0, self.rule("master weights and optimizer state offloaded to the host"))
+        updated = self.updated()
+        masters = sum(n * job.master_bytes(k) for n, k in updated) if job.plan.precision.master else 0
+        before = job.first_step and moment != "step_end" and not self.steps_at_start()
+        pieces = [Piece((n,), job.master_bytes(k), k.group, whole=False) for n, k in updated]
+        states = optimizer_amount(pieces, job.plan, before_first_step=before)
+        if states.bytes is None:
+            return states
+        return Amount(masters + states.bytes, self.rule(f"master weights, {states.rule}"), states.slack)
+
+    def rule(self, what: str) -> str:
+        """Name a rule and its source."""
+        return f"{self.name}: {what} (DeepSpeed {SOURCES[self.job.options.stage]})"
