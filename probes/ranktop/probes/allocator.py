@@ -74,9 +74,12 @@ class HostAllocator:
         self._baseline = 0
         self.mark_baseline()
 
-    def mark_baseline(self) -> int:
-        """Count what is in use now as runtime from here on; returns these bytes (0 when they are unknown)."""
-        self._baseline = self.quick()[0] or 0
+    def mark_baseline(self, tensors: int = 0) -> int:
+        """Count what is in use now as runtime from here on, but for ``tensors`` bytes of it.
+
+        Returns the bytes so counted (0 when they are unknown).
+        """
+        self._baseline = max(0, (self.quick()[0] or 0) - tensors)
         return self._baseline
 
     def quick(self) -> tuple[int | None, int | None]:

@@ -6,7 +6,8 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,9 +18,8 @@ from ranktop.probes.reading import DeviceIdentity, DeviceReading
 FIELDS: Final = tuple(name for getter in GETTERS for name in getter.fields)
 """Fields of DeviceReading that NVML fills."""
 
-_FIRST_RETRY: Final = 1.0
 _LAST_RETRY: Final = 30.0
-"""Seconds between attempts to reach a device that can't be reached: doubled from the first to the last."""
+"""Seconds; what the pause before reaching for a device that can't be reached doubles up to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,14 @@ class NvmlDevice:
         deadline: float = 2.0,
         gap: float = 0.95,
         settle: float = 0.005,
+        retry: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``locate``, called on the thread, returns the device or why it is not known yet. ``settle``: seconds ``read`` waits."""
+        """``locate``, called on the thread, returns the device, or in words why it is not known yet.
+
+        ``deadline``: seconds of one call after which the state is ``no answer``. ``settle``: seconds that
+        ``read`` waits. ``retry``: first pause before reaching for the device again, doubled up to 30 s.
+        """
         self._locate = locate
         self._deadline, self._gap, self._settle, self._clock = deadline, gap, settle, clock
         self._lock = threading.Lock()
@@ -82,13 +87,13 @@ class NvmlDevice:
         self._initialized = False
         self._handle: Any = None
         self._rounds = 0
-        self._retry, self._next_try = _FIRST_RETRY, 0.0
+        self._first_retry, self._retry, self._next_try = retry, retry, 0.0
         self._pids = own_pids()
         self._wake.set()
         threading.Thread(target=self._run, name="ranktop-nvml", daemon=True).start()
 
     def identity(self) -> DeviceIdentity:
-        """Return what is known of the device so far; name, total and NVML index come with the first answer."""
+        """Return what is known of the device so far: name and total come with the first answer."""
         return self._identity
 
     def read(self) -> DeviceReading:
@@ -101,7 +106,10 @@ class NvmlDevice:
             return self._reading(self._clock())
 
     def close(self) -> None:
-        """Stop asking, without waiting. NVML stays initialised: to shut it down while a process ends is a race that drivers lose."""
+        """Stop asking, without waiting.
+
+        NVML stays initialised: shutting it down while the process ends is a race that drivers have lost.
+        """
         self._closing = True
         self._wake.set()
 
@@ -154,18 +162,13 @@ class NvmlDevice:
         for getter in GETTERS:
             if self._closing:
                 return
-            if self._rounds % getter.every == 0 or self._missing(getter):
+            if self._rounds % getter.every == 0:
                 codes.append(self._ask(getter))
         self._rounds += 1
         if 0 in codes:
             self._publish()
         else:
             self._give_up(codes)
-
-    def _missing(self, getter: Getter) -> bool:
-        return not any(
-            name in self._published.values or name in self._published.reasons for name in getter.fields
-        )
 
     def _ask(self, getter: Getter) -> int | None:
         """Ask one getter; returns NVML's code, 0 when it answered, None for another failure."""
@@ -201,9 +204,9 @@ class NvmlDevice:
             self._answered = self._clock()
             self._state, self._why = "ok", ""
             total = self._published.values.get("total")
-        self._retry = _FIRST_RETRY
+        self._retry = self._first_retry
         if total is not None and total != self._identity.total:
-            self._identity = _with(self._identity, total=total)
+            self._identity = replace(self._identity, total=total)
 
     def _give_up(self, codes: list[int | None]) -> None:
         """No getter answered: the device is gone, or NVML is; begin anew with the next attempt."""
@@ -216,6 +219,7 @@ class NvmlDevice:
         with self._lock:
             self._published = _Answers(reasons=dict.fromkeys(FIELDS, why))
             self._state, self._why = state, why
+        self._rounds = 0
         self._next_try = self._clock() + self._retry
         self._retry = min(_LAST_RETRY, self._retry * 2)
 
@@ -223,9 +227,9 @@ class NvmlDevice:
         """Find the device; returns (state, reason) when it can't be reached."""
         target = self._locate()
         if isinstance(target, str):
-            self._retry = _FIRST_RETRY  # Not a failure: the job is on its way there.
+            self._retry = self._first_retry  # Not a failure: the job is on its way there.
             return "unavailable", target
-        self._identity = _with(
+        self._identity = replace(
             self._identity,
             name=self._identity.name or target.name,
             total=self._identity.total or target.total,
@@ -247,22 +251,20 @@ class NvmlDevice:
     def _find(self, target: Target) -> Any:
         nvml = self._nvml
         if target.index is not None:
-            handle = self._call(
-                "nvmlDeviceGetHandleByIndex", lambda: nvml.nvmlDeviceGetHandleByIndex(target.index)
-            )
+            ask = partial(nvml.nvmlDeviceGetHandleByIndex, target.index)
+            handle = self._call("nvmlDeviceGetHandleByIndex", ask)
             uuid = self._call("nvmlDeviceGetUUID", lambda: nvml.nvmlDeviceGetUUID(handle))
-            self._identity = _with(self._identity, uuid=str(uuid))
+            self._identity = replace(self._identity, uuid=str(uuid))
             return handle
         for position, uuid in enumerate(target.uuids):
             try:
-                handle = self._call(
-                    "nvmlDeviceGetHandleByUUID", lambda u=uuid: nvml.nvmlDeviceGetHandleByUUID(u)
-                )
+                ask = partial(nvml.nvmlDeviceGetHandleByUUID, uuid)
+                handle = self._call("nvmlDeviceGetHandleByUUID", ask)
             except nvml.NVMLError as error:
                 if error.value not in (NOT_FOUND, INVALID_ARGUMENT) or position == len(target.uuids) - 1:
                     raise
                 continue
-            self._identity = _with(self._identity, uuid=uuid)
+            self._identity = replace(self._identity, uuid=uuid)
             return handle
         raise LookupError("the device has no UUID")
 
@@ -279,7 +281,7 @@ class NvmlDevice:
         index = None
         if owner is not None:
             index = self._optional("nvmlDeviceGetIndex", lambda: int(nvml.nvmlDeviceGetIndex(owner)))
-        self._identity = _with(self._identity, name=name or self._identity.name, nvml_index=index)
+        self._identity = replace(self._identity, name=name or self._identity.name, nvml_index=index)
 
     def _optional(self, name: str, call: Callable[[], Any]) -> Any:
         try:
@@ -288,7 +290,7 @@ class NvmlDevice:
             return None
 
     def _disconnect(self) -> None:
-        """Let go of the handle and of this probe's initialisation, so that the next attempt starts NVML anew."""
+        """Let go of the handle and of NVML, so that the next attempt starts anew."""
         self._handle = None
         if self._initialized:
             self._initialized = False
@@ -296,7 +298,7 @@ class NvmlDevice:
 
 
 def own_pids() -> tuple[int, ...]:
-    """Return this process's ids in the PID namespaces that it can see, its own namespace's last (proc(5), ``NSpid``)."""
+    """Return this process's ids in the PID namespaces that it can see (proc(5), ``NSpid``)."""
     try:
         for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("NSpid:"):
@@ -304,12 +306,6 @@ def own_pids() -> tuple[int, ...]:
     except (OSError, ValueError):
         pass
     return (os.getpid(),)
-
-
-def _with(identity: DeviceIdentity, **changes: Any) -> DeviceIdentity:
-    from dataclasses import replace
-
-    return replace(identity, **changes)
 
 
 def _import_pynvml() -> Any:

@@ -1,4 +1,4 @@
-"""What is asked of NVML for one device: each getter by itself, so that one that fails takes nothing else along."""
+"""What is asked of NVML for one device, each getter by itself: one that fails takes nothing else along."""
 
 from __future__ import annotations
 
@@ -60,18 +60,23 @@ def explain(error: Exception) -> str:
 
 
 def _first(*calls: Callable[[], Any]) -> Any:
-    """Return the first answer, passing over calls that the driver or pynvml lacks or has in another version."""
-    for index, call in enumerate(calls):
-        try:
-            return call()
-        except AttributeError:
-            if index == len(calls) - 1:
-                raise
-        except Exception as error:
-            old = code_of(error) in (FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH)
-            if not old or index == len(calls) - 1:
-                raise
-    raise AssertionError("no call given")
+    """Return the first answer, passing over calls that the driver or pynvml lacks or has in another form."""
+    for call in calls[:-1]:
+        answered, answer = _attempt(call)
+        if answered:
+            return answer
+    return calls[-1]()
+
+
+def _attempt(call: Callable[[], Any]) -> tuple[bool, Any]:
+    try:
+        return True, call()
+    except AttributeError:
+        return False, None
+    except Exception as error:
+        if code_of(error) in (FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH):
+            return False, None
+        raise
 
 
 def _memory(nvml: Any, handle: Any, _pids: Collection[int]) -> Values:
@@ -163,4 +168,4 @@ GETTERS: Final = (
     Getter("nvmlDeviceGetClockInfo", ("memory_clock",), _clock("memory_clock", "NVML_CLOCK_MEM")),
     Getter("nvmlDeviceGetEnforcedPowerLimit", ("power_limit",), _power_limit, every=10),
 )
-"""At most 10 calls a round: the list of processes takes two, memory two where the driver has only the first version."""
+"""At most 12 calls a round: the list of processes takes two, and older versions are tried after newer."""

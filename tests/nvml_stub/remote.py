@@ -1,0 +1,79 @@
+"""Steers a process that reads devices over the stand-in library."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nvml_stub.build import NvmlStub
+
+PROMPT = {"gap": 0.0, "settle": 5.0, "retry": 0.02}
+"""Options with which every ``read`` makes a whole round of calls and waits for it."""
+
+
+class Client:
+    """A process that runs client.py over a stub."""
+
+    def __init__(self, stub: NvmlStub, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("client.py"))],
+            env={**stub.environment(), **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._probes = 0
+
+    def tell(self, do: str, **order: Any) -> dict[str, Any]:
+        """Let the process do one thing; returns its answer."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"do": do, **order}) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, f"the client ended: {self.end()}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def open(self, *uuids: str, **options: float) -> int:
+        """Open a device by its names; returns the number to ask for it."""
+        self.tell("open", uuids=uuids, options=options)
+        self._probes += 1
+        return self._probes - 1
+
+    def read(self, probe: int) -> dict[str, Any]:
+        """Return a reading as a dictionary."""
+        result: dict[str, Any] = self.tell("read", probe=probe)["result"]
+        return result
+
+    def identity(self, probe: int) -> dict[str, Any]:
+        """Return the device's identity as a dictionary."""
+        result: dict[str, Any] = self.tell("identity", probe=probe)["result"]
+        return result
+
+    def until(self, probe: int, condition: Callable[[dict[str, Any]], bool], seconds: float = 10.0) -> dict[str, Any]:
+        """Read until a reading meets the condition and return it; fails after so many seconds."""
+        deadline = time.monotonic() + seconds
+        while True:
+            reading = self.read(probe)
+            if condition(reading):
+                return reading
+            assert time.monotonic() < deadline, reading
+            time.sleep(0.01)
+
+    def end(self) -> tuple[int, float, str]:
+        """Close the input and wait; returns (exit code, seconds until the end, error output)."""
+        started = time.monotonic()
+        try:
+            _, errors = self.process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            _, errors = self.process.communicate()
+            errors += "\nkilled: it did not end"
+        return self.process.returncode, time.monotonic() - started, errors
