@@ -94,14 +94,15 @@ def alternate(step_ms: float, pairs: int, block: int) -> dict[str, float]:
 
 def whole_process(step_ms: float, runs: int, steps: int) -> list[float]:
     """Return the slow-down in percent of each pair of whole processes (training loop only)."""
+    here = os.path.dirname(os.path.abspath(__file__))
     script = (
-        "import sys, time, statistics; sys.path.insert(0, {here!r})\n"
+        f"import sys, time, statistics; sys.path.insert(0, {here!r})\n"
         "from bench_agent import make\n"
-        "_, _, step = make({ms})\n"
+        f"_, _, step = make({step_ms})\n"
         "times = []\n"
-        "for _ in range({steps}):\n    t = time.perf_counter(); step(); times.append(time.perf_counter() - t)\n"
+        f"for _ in range({steps}):\n    t = time.perf_counter(); step(); times.append(time.perf_counter() - t)\n"
         "print(statistics.fmean(sorted(times)[:int(0.98 * len(times))]))\n"
-    ).format(here=os.path.dirname(os.path.abspath(__file__)), ms=step_ms, steps=steps)
+    )
     found: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "train.py")
@@ -140,7 +141,9 @@ def main() -> None:
             f"{row['what']:<24}{row['step_ms']:>9.2f}{row['slowdown_percent']:>13.2f}"
             f"{row['low_percent']:>9.2f} ..{row['high_percent']:>6.2f}"
         )
-    print(f"{'whole processes':<24}{10.0:>9.2f}{statistics.median(pairs):>13.2f}{min(pairs):>9.2f} ..{max(pairs):>6.2f}")
+    print(
+        f"{'whole processes':<24}{10.0:>9.2f}{statistics.median(pairs):>13.2f}{min(pairs):>9.2f} ..{max(pairs):>6.2f}"
+    )
 
 
 if __name__ == "__main__":

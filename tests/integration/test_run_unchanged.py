@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = {
-    "prints": "import sys, os\nprint(sys.argv, __name__, os.path.basename(__file__), __spec__)\nprint(os.path.basename(sys.path[0]))",
+    "prints": (
+        "import sys, os\nprint(sys.argv, __name__, os.path.basename(__file__), __spec__)\n"
+        "print(os.path.basename(sys.path[0]))"
+    ),
     "first_line_dies": "1 / 0\n",
     "deep_error": "def f(x):\n    return g(x)\ndef g(x):\n    raise ValueError('boom\\nsecond line')\nf(1)\n",
     "chained": "try:\n    {}['a']\nexcept KeyError as e:\n    raise RuntimeError('outer') from e\n",
@@ -21,14 +24,19 @@ SCRIPTS = {
     "exit_none": "raise SystemExit\n",
     "os_exit": "import os\nprint('out', flush=True)\nos._exit(9)\n",
     "interrupt": "raise KeyboardInterrupt\n",
-    "own_hook": "import sys\nsys.excepthook = lambda t, v, tb: print('mine', t.__name__, tb.tb_frame.f_code.co_name, file=sys.stderr)\n1 / 0\n",
+    "own_hook": (
+        "import sys\ndef hook(kind, value, trace):\n"
+        "    print('mine', kind.__name__, trace.tb_frame.f_code.co_name, file=sys.stderr)\n"
+        "sys.excepthook = hook\n1 / 0\n"
+    ),
     "pickles_main": (
         "import pickle, sys\nclass A: pass\n"
         "print(type(pickle.loads(pickle.dumps(A()))) is A, sys.modules['__main__'].A is A)\n"
     ),
     "spawns": (
         "import multiprocessing as mp\ndef work(x):\n    return x * 2\n"
-        "if __name__ == '__main__':\n    with mp.get_context('spawn').Pool(1) as pool:\n        print(pool.map(work, [1, 2]))\n"
+        "if __name__ == '__main__':\n    with mp.get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.map(work, [1, 2]))\n"
     ),
     "forks": (
         "import os, sys\npid = os.fork()\nif pid == 0:\n    sys.exit(3)\n"
@@ -45,7 +53,9 @@ def run(command: list[str], directory: Path, agent: bool) -> tuple[int, str, str
     env = {**os.environ, "RANKTOP_RUN_DIR": str(directory / "run"), "RANKTOP_HUB_LINGER": "0.2"}
     env.pop("PYTHONPATH", None)
     prefix = [sys.executable, "-m", "ranktop.agent"] if agent else [sys.executable]
-    done = subprocess.run([*prefix, *command], cwd=directory, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [*prefix, *command], cwd=directory, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
     return done.returncode, done.stdout, done.stderr
 
 

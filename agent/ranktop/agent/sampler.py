@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 import threading
@@ -35,10 +36,17 @@ PUMP_SECONDS: Final = 0.2
 
 STEPS_PER_SAMPLE: Final = 16
 
+HOST_NOTE: Final = (
+    "host memory: activations are what malloc has given out beyond the states since the third step began, Python's "
+    "own objects included; what it held before that counts as runtime"
+)
+
 NO_DEVICE: Final = DeviceReading(
     state="unavailable",
     reasons={"total": "no model has run yet, so the rank's device is not known"},
 )
+
+NO_MODEL: Final = Resident(parameters=0, gradients=0, optimizer=0, buffers=0)
 
 
 class Sampler(threading.Thread):
@@ -69,6 +77,8 @@ class Sampler(threading.Thread):
         self._revision = -1
         self._errors = 0
         self._last_error = ""
+        self._problem = ""
+        self._last_resident: Resident | None = None
         self._cpu = 0.0
         self._hook_seconds = 0.0
 
@@ -91,6 +101,7 @@ class Sampler(threading.Thread):
             before = time.thread_time()
             self._guarded(lambda: self._publish(publisher))
             self._guarded(publisher.pump)
+            self._tell(publisher.problem)
             self._cpu = time.thread_time() - before
             due = max(due + self._interval, time.monotonic() + 0.2 * self._interval)
             while not self._stopping.wait(min(PUMP_SECONDS, max(0.0, due - time.monotonic()))):
@@ -111,6 +122,12 @@ class Sampler(threading.Thread):
             if text != self._last_error:
                 print(f"ranktop: the agent met an error and trains on: {text}", file=sys.stderr)
             self._last_error = text
+
+    def _tell(self, problem: str) -> None:
+        """Say once why nothing can be sent; training is not disturbed by it."""
+        if problem and problem != self._problem:
+            print(f"ranktop: nothing is shown of rank {self.identity.rank}: {problem}", file=sys.stderr)
+            self._problem = problem
 
     def _publish(self, publisher: Publisher) -> None:
         self._choose_device()
@@ -182,6 +199,8 @@ class Sampler(threading.Thread):
         if watch is None:
             notes.append("torch has not been imported yet")
         else:
+            if watch.device is not None and watch.device.type == "cpu":
+                notes.append(HOST_NOTE)
             if not watch.enabled:
                 notes.append(f"the agent stopped following the model after {watch.errors} errors: {watch.last_error}")
             recorder = watch.recorder
@@ -195,8 +214,8 @@ class Sampler(threading.Thread):
         device = self._device.read() if self._device is not None else NO_DEVICE
         allocator_probe = watch.allocator if watch is not None and watch.allocator is not None else None
         allocator = (allocator_probe or self.host_allocator).read()
-        resident = watch.model.resident() if watch is not None and watch.model is not None else None
-        now, reasons = compose(allocator, resident or Resident(parameters=0, gradients=0, optimizer=0, buffers=0), device)
+        resident = self._resident()
+        now, reasons = compose(allocator, resident or NO_MODEL, device)
         if resident is None:
             reasons = {**reasons, "activations": "no model has run yet: everything allocated is shown here"}
         table, table_reasons = self._table(allocator, device)
@@ -220,6 +239,15 @@ class Sampler(threading.Thread):
             collectives=self._collectives.read(),
             cost=Cost(cpu_s=self._cpu, hook_s=self._hooks(), dropped=dropped, errors=errors),
         )
+
+    def _resident(self) -> Resident | None:
+        """Look at the model from this thread; the training thread may be changing it, then the last look stands."""
+        model = self.watch.model if self.watch is not None else None
+        if model is None:
+            return None
+        with contextlib.suppress(Exception):
+            self._last_resident = model.resident()
+        return self._last_resident
 
     def _hooks(self) -> float:
         """Return the seconds spent in the training thread since the last sample."""
@@ -247,7 +275,9 @@ class Sampler(threading.Thread):
 
 def _backend() -> str:
     distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    # While another thread imports it, the module is there without its functions.
+    initialized = getattr(distributed, "is_initialized", None)
+    if distributed is None or initialized is None or not initialized():
         return ""
     return str(distributed.get_backend())
 

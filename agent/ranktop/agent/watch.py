@@ -26,7 +26,7 @@ from ranktop.agent.roots import RootTracker
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import MOMENTS
-from ranktop.probes.allocator import open_allocator
+from ranktop.probes.allocator import HostAllocator, open_allocator
 from ranktop.probes.model import ModelProbe
 from ranktop.probes.reading import AllocatorProbe, MomentReading
 from ranktop.probes.steps import HostClock, StepRecorder
@@ -37,6 +37,9 @@ MAX_ERRORS: Final = 10
 
 RESURVEY_SECONDS: Final = 10.0
 """Seconds between two surveys that only a change of the batch or of a habit asks for."""
+
+SETTLED_STEPS: Final = 2
+"""Steps after which a process has loaded what it loads lazily."""
 
 _OUTPUTS: Final = 8
 """Tensors of the root's output whose gradient is awaited, at most."""
@@ -102,6 +105,7 @@ class Watch:
         self._handles: list[Any] = []
         self._batch: tuple[int | None, int | None] = (None, None)
         self._autocast: str | None = None
+        self._settled = False
         self._surveyed: tuple[object, ...] = ()
         self._survey_time = 0.0
         self._grad_ready = _Differentiated(self._output_differentiated)
@@ -160,6 +164,8 @@ class Watch:
             self._autocast = _autocast(self.device)
         if grad and self.model is not None and recorder.count < 3:
             self.model.refresh()
+        if grad and recorder.count == SETTLED_STEPS and not self._settled:
+            self._settle()
         if recorder.forward_begin(grad):
             self._survey(recorder)
 
@@ -228,9 +234,7 @@ class Watch:
             known = (
                 primary is not None
                 and not any(id(p) in ids for p in primary.parameters())
-                and any(
-                    id(p) in ids for root in self._roots.roots() if root is not primary for p in root.parameters()
-                )
+                and any(id(p) in ids for root in self._roots.roots() if root is not primary for p in root.parameters())
             )
             self._foreign[optimizer] = known
         return known
@@ -260,6 +264,7 @@ class Watch:
         self._foreign = weakref.WeakKeyDictionary()
         self.recorder = None
         self.model = None
+        self._settled = False
 
     def _find_primary(self, optimizer: Optimizer) -> None:
         """No root has been called yet: hook the models inside the container that holds these parameters."""
@@ -281,6 +286,14 @@ class Watch:
         self.model.refresh(force=True)
         self.recorder = StepRecorder(self._read, _clock(self.device))
         return self.recorder
+
+    def _settle(self) -> None:
+        """Take a host's baseline anew: the first steps load libraries lazily, and none of that is an activation."""
+        self._settled = True
+        if isinstance(self.allocator, HostAllocator) and self.model is not None:
+            held = self.model.resident()
+            sizes = (held.parameters, held.gradients, held.optimizer, held.buffers)
+            self.allocator.mark_baseline(sum(size for size in sizes if size is not None))
 
     # -- memory ----------------------------------------------------------------------------------------------------
 

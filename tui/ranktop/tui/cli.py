@@ -82,7 +82,7 @@ def status(
 @app.command()
 def demo(
     strategy: Annotated[str, typer.Option(help="fsdp2, fsdp1, ddp or single.")] = "fsdp2",
-    ranks: Annotated[int, typer.Option(min=1, max=64, help="Processes (default: one per GPU, else 2).")] = 0,
+    ranks: Annotated[int, typer.Option(min=0, max=64, help="Processes; 0: one per GPU, else 2.")] = 0,
     minutes: Annotated[float, typer.Option(min=0.1, help="How long the job trains.")] = 4.0,
 ) -> None:
     """Start a small real training job on this machine and watch it; it ends with the dashboard."""

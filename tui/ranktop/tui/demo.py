@@ -48,9 +48,7 @@ def run_demo(strategy: str, ranks: int, minutes: float) -> int:
 
 
 @contextlib.contextmanager
-def training(
-    strategy: str, ranks: int, minutes: float, log: Path
-) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def training(strategy: str, ranks: int, minutes: float, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Run the job in a session of its own; ends it, ranks included, on the way out."""
     job_id = f"demo-{secrets.token_hex(3)}"
     command = [
@@ -119,7 +117,9 @@ def snapshot(entry: JobEntry, process: subprocess.Popen[bytes], log: Path) -> in
                 return 0
     finally:
         source.close()
-    print(f"ranktop: the demo's job did not reach step {SNAPSHOT_STEP}; its log ends with:\n{tail(log)}", file=sys.stderr)
+    print(
+        f"ranktop: the demo's job did not reach step {SNAPSHOT_STEP}; its log ends with:\n{tail(log)}", file=sys.stderr
+    )
     return 1
 
 

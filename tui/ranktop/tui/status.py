@@ -13,13 +13,14 @@ import time
 from typing import Any, Final
 
 from ranktop.budget.terms import CATEGORIES, MOMENTS, NOT_BUDGETED, STATES, Amount, Memory
+from ranktop.probes.reading import Collectives
 from ranktop.tui.cli import FOUND, NONE, matching
 from ranktop.tui.session.expected import difference
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Session, Snapshot
 from ranktop.wire.codec import clean
 from ranktop.wire.endpoints import Found, JobEntry, find_jobs
-from ranktop.wire.schema import Card, Collectives
+from ranktop.wire.schema import Card
 
 SCHEMA: Final = 1
 
@@ -124,9 +125,9 @@ def strategy_json(snapshot: Snapshot) -> dict[str, Any]:
         "pipeline_parallel": layout.pipeline,
         "precision": {
             "parameters": plan.precision.parameters,
-            "gradients": plan.precision.gradients,
-            "compute": plan.precision.compute,
-            "reduce": plan.precision.reduce,
+            "gradients": plan.precision.gradients or plan.precision.parameters,
+            "compute": plan.precision.compute or plan.precision.parameters,
+            "reduce": plan.precision.reduce or plan.precision.gradients or plan.precision.parameters,
             "autocast": plan.precision.autocast,
             "master": plan.precision.master,
         },
