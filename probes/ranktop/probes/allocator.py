@@ -40,11 +40,7 @@ def open_allocator(torch_device: torch.device | None) -> AllocatorProbe:
 
     ``RANKTOP_DEVICE=host`` makes it the host's, as it does for the device.
     """
-    if (
-        torch_device is not None
-        and torch_device.type == "cuda"
-        and os.environ.get("RANKTOP_DEVICE") != "host"
-    ):
+    if torch_device is not None and torch_device.type == "cuda" and os.environ.get("RANKTOP_DEVICE") != "host":
         return CudaAllocator(cuda_index(torch_device))
     return HostAllocator()
 
@@ -92,9 +88,7 @@ class HostAllocator:
     def read(self) -> AllocatorReading:
         """Return both counters; malloc keeps no others."""
         allocated, reserved = self.quick()
-        reasons = dict.fromkeys(
-            ("peak_allocated", "inactive_split", "retries", "ooms"), "malloc does not count it"
-        )
+        reasons = dict.fromkeys(("peak_allocated", "inactive_split", "retries", "ooms"), "malloc does not count it")
         if allocated is None:
             reasons.update(dict.fromkeys(("allocated", "reserved"), self._why_not))
         return AllocatorReading(
@@ -169,9 +163,7 @@ class CudaAllocator:
             return _nothing(backend, error)
 
 
-def parse_statistics(
-    stats: Mapping[str, Any], backend: str = "native", expandable: bool = False
-) -> AllocatorReading:
+def parse_statistics(stats: Mapping[str, Any], backend: str = "native", expandable: bool = False) -> AllocatorReading:
     """Return the counters in torch's statistics of one device, nested or flat (``torch.cuda.memory_stats``).
 
     ``backend`` is ``torch.cuda.get_allocator_backend()``: an allocator other than the native one leaves at
@@ -227,9 +219,7 @@ def _statistics(torch: Any, index: int) -> Mapping[str, Any]:
 
 def _number(stats: Mapping[str, Any], name: str, which: str = "current") -> int | None:
     nested = stats.get(name)
-    value = (
-        nested.get("all", {}).get(which) if isinstance(nested, Mapping) else stats.get(f"{name}.all.{which}")
-    )
+    value = nested.get("all", {}).get(which) if isinstance(nested, Mapping) else stats.get(f"{name}.all.{which}")
     return value if isinstance(value, int) else None
 
 
@@ -241,8 +231,6 @@ def _counter(stats: Mapping[str, Any], name: str) -> int | None:
 def _nothing(backend: str, error: Exception) -> AllocatorReading:
     words = str(error).strip().splitlines()
     first = words[0] if words else type(error).__name__
-    reason = (
-        f"the {backend} allocator gives no statistics" if backend == "pluggable" else f"not readable: {first}"
-    )
+    reason = f"the {backend} allocator gives no statistics" if backend == "pluggable" else f"not readable: {first}"
     names = ("allocated", "reserved", "peak_allocated", "inactive_split", "retries", "ooms")
     return AllocatorReading(reasons=dict.fromkeys(names, reason))

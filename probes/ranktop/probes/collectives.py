@@ -63,7 +63,7 @@ class CollectiveProbe:
 
 def _live_groups(distributed: Any) -> list[_Group]:
     """Return the backends of the groups that this rank belongs to, in the order in which they were made."""
-    if not distributed.is_available() or not distributed.is_initialized():
+    if not distributed.is_initialized():
         return []
     found: list[_Group] = []
     # The training thread may make a group meanwhile: copy first, in one step.
@@ -124,13 +124,9 @@ def _positions(groups: list[_Group], c10d: Any) -> Collectives:
         mine = [group for group in groups if group.backend == backend]
         matched.update({id(g): s for g, s in match(mine, statuses)})
         if not statuses and any(group.after for group in mine):
-            reasons.append(
-                f"{backend}: the flight recorder is off (TORCH_FR_BUFFER_SIZE=0): completed is unknown"
-            )
+            reasons.append(f"{backend}: the flight recorder is off (TORCH_FR_BUFFER_SIZE=0): completed is unknown")
         elif any(group.after and id(group) not in matched for group in mine):
-            reasons.append(
-                f"{backend}: the flight recorder's entry of a group is not known: its completed is unknown"
-            )
+            reasons.append(f"{backend}: the flight recorder's entry of a group is not known: its completed is unknown")
     for group in groups:
         status = matched.get(id(group))
         positions.append(_position(group, status))

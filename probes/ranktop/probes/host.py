@@ -33,9 +33,7 @@ class HostDevice:
 
     def read(self) -> DeviceReading:
         """Return the values of now; each that can't be read is None with its reason."""
-        reasons = dict.fromkeys(
-            ("power", "power_limit", "temperature", "sm_clock", "memory_clock"), _NOT_ON_A_HOST
-        )
+        reasons = dict.fromkeys(("power", "power_limit", "temperature", "sm_clock", "memory_clock"), _NOT_ON_A_HOST)
         total = free = used = resident = None
         try:
             memory = psutil.virtual_memory()

@@ -50,9 +50,7 @@ class _Levels:
     """Categories of tensors whose size is unknown."""
 
 
-def compose(
-    allocator: AllocatorReading, resident: Resident, device: DeviceReading
-) -> tuple[Memory, dict[str, str]]:
+def compose(allocator: AllocatorReading, resident: Resident, device: DeviceReading) -> tuple[Memory, dict[str, str]]:
     """Return the device's memory by category now, in bytes, and the reasons.
 
     Reasons say why a category is None; for one that has a value they say how it was come by when that was
@@ -295,9 +293,7 @@ def _why(levels: _Levels, unknown: range) -> str:
     return f"{' and '.join(names)} not read" if names else "not read"
 
 
-def _add_states(
-    levels: _Levels, resident: Resident, values: dict[str, int | None], reasons: dict[str, str]
-) -> None:
+def _add_states(levels: _Levels, resident: Resident, values: dict[str, int | None], reasons: dict[str, str]) -> None:
     """Say where tensors of unknown size are: in the first gap that has a value."""
     if not levels.missing:
         return

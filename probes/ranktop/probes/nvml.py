@@ -122,9 +122,7 @@ class NvmlDevice:
             answers.reasons.update(self._fresh.reasons)
             state = "no answer"
             why = f"no answer from the driver for {now - calling[1]:.0f} s ({calling[0]})"
-        reasons = {
-            name: reason for name, reason in answers.reasons.items() if answers.values.get(name) is None
-        }
+        reasons = {name: reason for name, reason in answers.reasons.items() if answers.values.get(name) is None}
         if state != "ok":
             reasons["device"] = why
         for name in FIELDS:

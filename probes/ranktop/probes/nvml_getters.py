@@ -149,8 +149,7 @@ def _process(nvml: Any, handle: Any, pids: Collection[int]) -> Values:
     if not mine:
         others = f"; it lists {len(processes)} others" if processes else ""
         raise Absent(
-            "this process is not in the driver's list (no CUDA context yet, or a container's own process ids)"
-            + others
+            "this process is not in the driver's list (no CUDA context yet, or a container's own process ids)" + others
         )
     used = [process.usedGpuMemory for process in mine]
     if any(size is None or size == _NO_NUMBER_64 for size in used):
