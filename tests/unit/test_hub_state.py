@@ -204,6 +204,40 @@ def test_card_is_wanted_until_it_came() -> None:
     assert state.wants_card(Rank(state, pid=101).sample())
 
 
+@pytest.mark.parametrize("absurd", [2**64 - 1, 2**63, -(2**63), 2**53 + 1])
+def test_absurd_values_of_one_rank_do_not_spoil_the_snapshot(absurd: int) -> None:
+    state = state_of_hub()
+    memory = Memory(**dict.fromkeys(Memory.__dataclass_fields__, absurd))
+    sample = Sample(
+        rank=0,
+        step=absurd,
+        now=memory,
+        table=Table(step=absurd, moments={"m": memory}),
+        device=DeviceReading(used=absurd, utilization=absurd, power=1e308, temperature=absurd),
+        steps=(StepTimes(absurd, -1e308),),
+    )
+    Rank(state).say(sample)
+    state.end_process(1.0, 100, "signal", 9, "SIGKILL")
+    assert kinds(list(state.snapshot())) == ["history 0", "sample 0", "end 0"]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        Header("sample", 0, 2**40, 0, 0),
+        Header("sample", 0, -1, 0, 0),
+        Header("sample", 0, 1, 2**63, 0),
+        Header("sample", 0, 1, 0, 2**64 - 1),
+        Header("sample", 0, 1, 0, -1),
+    ],
+)
+def test_impossible_numbers_in_a_header_are_refused(header: Header) -> None:
+    state = state_of_hub()
+    with pytest.raises(BadMessage):
+        state.accept(0.0, encode_header(header), encode_body(Sample(rank=0)))
+    assert not state.ranks
+
+
 @pytest.mark.parametrize(
     ("kind", "rank", "body"),
     [

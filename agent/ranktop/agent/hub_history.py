@@ -20,6 +20,7 @@ _JITTER: Final = 0.1
 
 _WIDTH: Final = len(Point.__struct_fields__)
 _UNKNOWN: Final = math.nan
+_LARGEST: Final = 2**63 - 1
 
 
 class PointRing:
@@ -76,7 +77,7 @@ def _point(row: array[float]) -> Point:
     t, step, step_s, used, states, activations, reserved, utilization, power, temperature = row
     return Point(
         t,
-        int(step),
+        _whole(step) or 0,
         _known(step_s),
         _whole(used),
         _whole(states),
@@ -93,7 +94,8 @@ def _known(value: float) -> float | None:
 
 
 def _whole(value: float) -> int | None:
-    return None if value != value else int(value)
+    # A sum of absurd values still has to fit into an integer of the wire.
+    return None if value != value else max(-_LARGEST, min(int(value), _LARGEST))
 
 
 def point_of(sample: Sample, t: float) -> Point:

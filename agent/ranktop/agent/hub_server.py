@@ -42,7 +42,7 @@ LINGER: Final = 180.0
 """Seconds a hub stays after the last agent is gone; ``RANKTOP_HUB_LINGER`` overrides it."""
 
 _LOG_BYTES: Final = 256 * 1024
-_HOUSEKEEPING: Final = 5.0
+_HOUSEKEEPING: Final = 2.0
 _MAX_ERRORS: Final = 100
 """Failed turns in a row after which a hub gives up, so that a sound one can take over."""
 _AT_ONCE: Final = 512
@@ -185,9 +185,7 @@ class HubServer:
         """Seconds until something is due, at most 1."""
         now = time.monotonic()
         ends = self._alone_since + self._linger if self._presence.alone else None
-        due = [
-            when for when in (ends, self._presence.deadline(), self._viewers.deadline()) if when is not None
-        ]
+        due = [when for when in (ends, self._presence.deadline(), self._viewers.deadline()) if when is not None]
         return max(0.0, min([*due, now + 1.0]) - now)
 
     def _read_agents(self) -> None:

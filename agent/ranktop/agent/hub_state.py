@@ -110,6 +110,8 @@ class HubState:
             raise BadMessage(f"agents send no {header.kind!r}")
         if not 0 <= header.rank < MAX_RANKS:
             raise BadMessage(f"rank {header.rank} is out of range")
+        if not (0 <= header.pid < 2**31 and 0 <= header.restart < 2**31 and 0 <= header.seq < 2**62):
+            raise BadMessage("a number in the header is out of range")
         message = decode_body(header, body)
         if isinstance(message, Card) and message.job.id != self.job.id:
             raise BadMessage("a card of another job")

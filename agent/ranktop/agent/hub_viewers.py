@@ -94,9 +94,7 @@ class Viewers:
         last = viewer.snapshot_last if viewer.snapshot is None else -1
         return self._batch(now, items, last=last, snapshot=begins, lost=lost)
 
-    def _batch(
-        self, now: float, items: list[Item], *, last: int, snapshot: bool = False, lost: int = 0
-    ) -> Batch:
+    def _batch(self, now: float, items: list[Item], *, last: int, snapshot: bool = False, lost: int = 0) -> Batch:
         state = self._state
         return Batch(
             hub=state.hub,

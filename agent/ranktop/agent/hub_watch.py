@@ -116,7 +116,7 @@ class _Status:
 
 
 def _open(pid: int) -> int | None:
-    if pid <= 0:
+    if not 0 < pid < 2**31:
         raise ProcessLookupError
     try:
         return os.pidfd_open(pid)
