@@ -1,0 +1,231 @@
+"""The application: which screen, which source, and how it ends."""
+
+from __future__ import annotations
+
+import locale
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import events
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.theme import Theme
+
+from ranktop.tui.exit import guarded
+from ranktop.tui.keys import KEYS
+from ranktop.tui.pacing import Pacer
+from ranktop.tui.screens.choose import StartScreen
+from ranktop.tui.screens.help import HelpScreen
+from ranktop.tui.screens.ranks import RanksScreen
+from ranktop.tui.session.source import Link, Source
+from ranktop.tui.session.state import Session
+from ranktop.tui.theme import DARK, LIGHT, after, choose
+from ranktop.tui.view.text import ASCII, UNICODE, plain
+
+if TYPE_CHECKING:
+    from ranktop.wire.endpoints import Found, JobEntry
+
+FIND_EVERY = 1.0
+"""Seconds between two searches for a job."""
+
+DRAIN_EVERY = 0.1
+
+Find = Callable[[], "Found"]
+Connect = Callable[["JobEntry"], Source]
+
+
+class RanktopApp(App[int]):
+    """Drains the source into the session and shows it; without a source it looks for a job first."""
+
+    CSS_PATH = "ranktop.tcss"
+    ENABLE_COMMAND_PALETTE = False
+    TITLE = "ranktop"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(key.keys, key.action, key.words, id=key.id, show=False, priority=key.priority)
+        for key in KEYS
+        if key.group == "program"
+    ]
+
+    def __init__(
+        self,
+        source: Source | None,
+        *,
+        find: Find | None = None,
+        connect: Connect | None = None,
+        theme: str | None = None,
+        ascii: bool | None = None,
+        interval: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.palette = choose(theme)
+        super().__init__()
+        self.clock = clock
+        self.session = Session(clock, budget_slice=0.03)
+        self.source = source
+        self.glyphs = ASCII if (not speaks_unicode() if ascii is None else ascii) else UNICODE
+        self.trouble = ""
+        """The last failure of a part of the dashboard itself, in one line."""
+        self.pacer = Pacer(time.monotonic, interval)
+        self.on_quit: Callable[[], None] = lambda: None
+        """Called as soon as someone wants to quit."""
+        self._find, self._connect = find, connect
+        self._started = clock()
+        self._busy = False
+        for palette in (DARK, LIGHT):
+            self.register_theme(_textual_theme(palette.textual, palette is DARK))
+        self.theme = self.palette.textual
+
+    def on_mount(self) -> None:
+        """Show the first screen and begin to listen."""
+        self.pacer.asks = not self.is_headless
+        self.set_interval(DRAIN_EVERY, self.drain)
+        if self.source is not None:
+            self._watch(self.source)
+            return
+        self.push_screen(StartScreen())
+        self.set_interval(FIND_EVERY, self.look)
+        self.look()
+
+    def waited(self) -> float:
+        """Return the seconds since the dashboard started."""
+        return self.clock() - self._started
+
+    def link(self) -> Link:
+        """Return how the connection is doing."""
+        return self.source.link() if self.source is not None else Link()
+
+    def drain(self) -> None:
+        """Feed the session with what has arrived; a failure is shown and the rest goes on."""
+        if self.source is None:
+            return
+        try:
+            self.session.feed(self.source.drain())
+        except Exception as error:
+            self.report(error)
+
+    def report(self, error: BaseException) -> None:
+        """Show a failure in the last line; nothing closes because of it."""
+        self.trouble = plain(f"! {type(error).__name__}: {error}")
+
+    def look(self) -> None:
+        """Search for jobs on a thread of its own, so that a hung file system does not hang the keys."""
+        find = self._find
+        if find is None or self._busy or self.source is not None:
+            return
+        self._in_background(find, self._take_found)
+
+    def _take_found(self, found: Found) -> None:
+        if self.source is not None:
+            return
+        if len(found.jobs) == 1:
+            self.take(found.jobs[0])
+        for screen in self.screen_stack:
+            if isinstance(screen, StartScreen):
+                screen.show(found)
+
+    def take(self, job: JobEntry) -> None:
+        """Attach to a job."""
+        connect = self._connect
+        if connect is not None and self.source is None:
+            self._in_background(lambda: connect(job), self._watch)
+
+    def _in_background(self, work: Callable[[], object], then: Callable[..., None]) -> None:
+        """Run on a daemon thread: unlike a worker's, the end of the program does not wait for it."""
+
+        def run() -> None:
+            try:
+                result = work()
+            except Exception as error:
+                self._back(self.report, error)
+            else:
+                self._back(then, result)
+
+        self._busy = True
+        threading.Thread(target=run, daemon=True, name="ranktop-find").start()
+
+    def _back(self, then: Callable[..., None], result: object) -> None:
+        def finish() -> None:
+            self._busy = False
+            then(result)
+
+        # The loop is gone when the program ended while the thread was at work.
+        if self._loop is not None and self._loop.is_running():
+            self._loop.call_soon_threadsafe(self.call_later, finish)
+
+    def _watch(self, source: Source) -> None:
+        self.source = source
+        self.trouble = ""
+        self.drain()
+        screen = RanksScreen(self.glyphs)
+        if self.screen_stack and isinstance(self.screen, StartScreen):
+            self.switch_screen(screen)
+        else:
+            self.push_screen(screen)
+
+    def ask_terminal(self, question: str) -> None:
+        """Send a question behind the frame; the driver's writer keeps the order."""
+        if self._driver is not None:
+            self._driver.write(question)
+
+    def on_cursor_position(self, event: events.CursorPosition) -> None:
+        """Take the terminal's answer: it has read the last frame."""
+        self.pacer.answered()
+        if isinstance(self.screen, RanksScreen):
+            self.screen.tick()
+
+    def action_theme(self) -> None:
+        """Go to the next theme."""
+        self.palette = after(self.palette)
+        self.theme = self.palette.textual
+        for screen in self.screen_stack:
+            if isinstance(screen, RanksScreen):
+                screen.say(f"theme: {self.palette.name}")
+            elif isinstance(screen, StartScreen):
+                screen.draw()
+
+    def action_help(self) -> None:
+        """Show the keys."""
+        if isinstance(self.screen, HelpScreen):
+            return
+        screen = self.screen
+        options = screen.options if isinstance(screen, RanksScreen) else RanksScreen(self.glyphs).options
+        self.push_screen(HelpScreen(options))
+
+    async def action_quit(self) -> None:
+        """End with exit code 0."""
+        self.on_quit()
+        self.exit(0)
+
+
+def _textual_theme(name: str, dark: bool) -> Theme:
+    palette = DARK if dark else LIGHT
+    words = palette.words
+    return Theme(
+        name=name, primary=words["accent"], secondary=words["dim"], warning=words["warn"], error=words["bad"],
+        success=words["good"], accent=words["accent"], foreground=words["text"],
+        background="#14171f" if dark else "#fbfbfd", surface="#14171f" if dark else "#fbfbfd",
+        panel="#222a3a" if dark else "#e6eaf2", dark=dark,
+    )  # fmt: skip
+
+
+def speaks_unicode() -> bool:
+    """Tell whether the terminal's locale can show the blocks that bars are made of."""
+    encoding = getattr(sys.__stdout__, "encoding", None) or locale.getpreferredencoding(False)
+    return "utf" in encoding.lower()
+
+
+def run(
+    source: Source | None,
+    *,
+    find: Find | None = None,
+    connect: Connect | None = None,
+    theme: str | None = None,
+    ascii: bool | None = None,
+    interval: float = 0.5,
+) -> int:
+    """Run the dashboard until it is quit and return its exit code; the source is closed at the end."""
+    app = RanktopApp(source, find=find, connect=connect, theme=theme, ascii=ascii, interval=interval)
+    return guarded(app)

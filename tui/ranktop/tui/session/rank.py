@@ -1,0 +1,243 @@
+"""What is known of one rank: its last words, how old they are, and what state that makes it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from ranktop.budget.terms import Budget, Memory
+from ranktop.probes.reading import StepTimes
+from ranktop.tui.session.expected import difference, expected, peak_moment
+from ranktop.tui.session.rings import Ring, point_of
+from ranktop.wire.schema import Card, End, Header, Mark, Point, Sample
+
+SILENT_INTERVALS: Final = 3
+"""A rank that missed this many intervals is silent, and its values show their age."""
+
+RECENT_STEPS: Final = 32
+"""Step times kept per rank."""
+
+MARKS_KEPT: Final = 20
+
+GONE: Final = frozenset({"ended", "failed", "killed", "vanished"})
+"""States of a rank whose process is known to be over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Since when a category differs from its budget without a break."""
+
+    step: int
+    """Step of the first table that showed it."""
+    at: float
+    """Seconds on the session's clock."""
+    known: bool
+    """False when it differed already in the first table that was seen: it may be older."""
+    sign: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A mark with the time at which it was made, on the session's clock."""
+
+    at: float
+    what: str
+    detail: str = ""
+
+
+def end_state(end: End) -> str:
+    """Return ``ended``, ``failed``, ``killed`` or ``vanished`` for the way a process ended."""
+    if end.how == "signal":
+        return "killed"
+    if end.how == "exception" or (end.how == "exit" and end.code not in (None, 0)):
+        return "failed"
+    return "ended" if end.how == "exit" else "vanished"
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank as one frame shows it; nothing in it changes any more."""
+
+    rank: int
+    state: str
+    age: float | None
+    """Seconds since its last sample, None without one."""
+    card: Card | None = None
+    sample: Sample | None = None
+    end: End | None = None
+    restart: int = 0
+    steps: tuple[StepTimes, ...] = ()
+    budget: Budget | None = None
+    peak: str | None = None
+    standing: Mapping[tuple[str, str], Standing] = field(default_factory=dict)
+    """(moment, category) -> since when it differs from the budget."""
+    history: Ring | None = None
+    marks: tuple[Event, ...] = ()
+
+    @property
+    def stale(self) -> bool:
+        """True when its values are older than the allowed number of intervals."""
+        return is_stale(self.sample, self.age)
+
+    def memory(self, moment: str | None) -> Memory | None:
+        """Return the bytes at a moment of the last finished step; ``now`` and None mean the latest reading."""
+        if self.sample is None:
+            return None
+        if moment is None or moment == "now" or self.sample.table is None:
+            return self.sample.now
+        return self.sample.table.moments.get(moment)
+
+
+def is_stale(sample: Sample | None, age: float | None) -> bool:
+    """Tell whether a sample of that age is older than the allowed number of intervals."""
+    if sample is None or age is None:
+        return False
+    return age > SILENT_INTERVALS * max(sample.interval, 0.1)
+
+
+class RankState:
+    """The latest of one rank, fed message by message."""
+
+    def __init__(self, rank: int, clock: Callable[[], float]) -> None:
+        self.rank = rank
+        self._clock = clock
+        self.pid = 0
+        self.card: Card | None = None
+        self.sample: Sample | None = None
+        self.received: float | None = None
+        """When the last sample reached the hub, on the session's clock."""
+        self.end: End | None = None
+        self.restart = 0
+        self.steps: deque[StepTimes] = deque(maxlen=RECENT_STEPS)
+        self.history = Ring()
+        self.marks: deque[Event] = deque(maxlen=MARKS_KEPT)
+        self.budget: Budget | None = None
+        self.peak: str | None = None
+        self.standing: dict[tuple[str, str], Standing] = {}
+        self._compared = False
+        self._past: tuple[tuple[Point, ...], float] | None = None
+
+    def accept(self, header: Header, at: float) -> bool:
+        """Begin a new life when the message comes from one; False for a message of a life that is over."""
+        if header.restart < self.restart:
+            return False
+        anyone = not self.pid or not header.pid or header.pid == self.pid
+        same = header.restart == self.restart and anyone
+        if not same and header.restart == self.restart and self.end is None and header.kind != "card":
+            return False
+        if not same:
+            if self.pid and header.restart != self.restart:
+                self.marks.append(Event(at, "restart", f"restart {header.restart} as pid {header.pid}"))
+            self.card = self.sample = self.end = self.received = None
+            self.budget = self.peak = None
+            self.steps.clear()
+            self.standing = {}
+            self._compared = False
+        self.pid, self.restart = header.pid or self.pid, header.restart
+        return True
+
+    def hear(self, sample: Sample, at: float) -> None:
+        """Take a sample that reached the hub at ``at``."""
+        self.sample, self.received = sample, at
+        last = self.steps[-1].index if self.steps else 0
+        self.steps.extend(step for step in sample.steps if step.index > last)
+        self.peak = peak_moment(sample.table)
+        newest = self.history.last("t")
+        if newest is None or at > newest:
+            self.history.append(point_of(sample, at))
+
+    def remember(self, points: tuple[Point, ...], at: float) -> None:
+        """Keep the hub's history until :meth:`settle` knows how its clock relates to this one."""
+        self._past = (points, at)
+
+    def settle(self) -> None:
+        """Put the hub's history before the points seen here: its newest point is the last sample heard."""
+        if self._past is None:
+            return
+        points, at = self._past
+        self._past = None
+        if not points:
+            return
+        anchor = (self.received if self.received is not None else at) - points[-1].t
+        seen = self.history
+        first = seen.column("t")[0] if len(seen) else float("inf")
+        merged = Ring(seen.capacity)
+        for point in points:
+            if point.t + anchor < first - 0.01:
+                merged.append(_moved(point, point.t + anchor))
+        for values in zip(*(seen.column(name) for name in Point.__struct_fields__), strict=True):
+            merged.append(Point(*values))
+        self.history = merged
+
+    def compare(self) -> None:
+        """Lay the budget beside the last table and note since when each category differs."""
+        if self.card is None or self.sample is None:
+            return
+        table = self.sample.table
+        self.budget = expected(self.card, table)
+        if self.budget is None or table is None:
+            return
+        at = self.received if self.received is not None else self._clock()
+        known = self._compared or table.step <= 1
+        standing: dict[tuple[str, str], Standing] = {}
+        for moment, memory in table.moments.items():
+            for category, amount in self.budget.at(moment).items():
+                delta = difference(getattr(memory, category, None), amount)
+                if not delta:
+                    continue
+                sign = 1 if delta > 0 else -1
+                old = self.standing.get((moment, category))
+                kept = old is not None and old.sign == sign
+                standing[moment, category] = old if kept and old is not None else Standing(table.step, at, known, sign)
+        self.standing = standing
+        self._compared = True
+
+    def age(self) -> float | None:
+        """Return the seconds since the last sample, None without one."""
+        return None if self.received is None else max(0.0, self._clock() - self.received)
+
+    def state(self) -> str:
+        """Return the state in a word: see the module's tests for what each means.
+
+        One of ``ok``, ``starting`` (no step finished yet), ``silent`` (three intervals without a sample),
+        ``ended``, ``failed``, ``killed``, ``vanished``, ``device lost``, ``device no answer``, ``missing``.
+        """
+        if self.end is not None:
+            return end_state(self.end)
+        if self.sample is None:
+            return "missing" if self.card is None else "starting"
+        if is_stale(self.sample, self.age()):
+            return "silent"
+        if self.sample.device.state == "lost":
+            return "device lost"
+        if self.sample.device.state == "no answer":
+            return "device no answer"
+        return "starting" if self.sample.step == 0 else "ok"
+
+    def view(self, *, copy_history: bool = False) -> RankView:
+        """Return the rank as it is now."""
+        return RankView(
+            rank=self.rank,
+            state=self.state(),
+            age=self.age(),
+            card=self.card,
+            sample=self.sample,
+            end=self.end,
+            restart=self.restart,
+            steps=tuple(self.steps),
+            budget=self.budget,
+            peak=self.peak,
+            standing=self.standing,
+            history=self.history.copy() if copy_history else self.history,
+            marks=tuple(self.marks),
+        )
+
+    def mark(self, mark: Mark, at: float) -> None:
+        """Note something that happened to the rank's stream."""
+        self.marks.append(Event(at, mark.what, mark.detail))
+
+
+def _moved(point: Point, t: float) -> Point:
+    return Point(t, *(getattr(point, name) for name in Point.__struct_fields__[1:]))

@@ -1,0 +1,83 @@
+"""History of one rank in a bounded, compact form: ten numbers a second for half an hour."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from typing import Final
+
+from ranktop.tui.session.expected import peak_moment
+from ranktop.wire.schema import Point, Sample
+
+CAPACITY: Final = 1800
+"""Points kept per rank: 30 minutes at one a second."""
+
+COLUMNS: Final = Point.__struct_fields__
+_NONE: Final = math.nan
+
+
+class Ring:
+    """The last points of one rank; a column costs four bytes a point (times eight)."""
+
+    __slots__ = ("_columns", "_start", "capacity")
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self.capacity = capacity
+        self._start = 0
+        self._columns = {name: array("d" if name == "t" else "f") for name in COLUMNS}
+
+    def __len__(self) -> int:
+        return len(self._columns["t"])
+
+    def append(self, point: Point) -> None:
+        """Add the newest point; the oldest goes when the ring is full."""
+        full = len(self) >= self.capacity
+        for name, column in self._columns.items():
+            value = getattr(point, name)
+            number = _NONE if value is None else float(value)
+            if full:
+                column[self._start] = number
+            else:
+                column.append(number)
+        if full:
+            self._start = (self._start + 1) % self.capacity
+
+    def column(self, name: str) -> list[float]:
+        """Return one column, oldest first; NaN where a value was unknown."""
+        values = self._columns[name]
+        return [*values[self._start :], *values[: self._start]]
+
+    def last(self, name: str) -> float | None:
+        """Return the newest value of a column, or None."""
+        if not len(self):
+            return None
+        value = self._columns[name][self._start - 1]
+        return None if math.isnan(value) else value
+
+    def copy(self) -> Ring:
+        """Return an independent copy, for a picture that is to stand still."""
+        other = Ring(self.capacity)
+        other._start = self._start
+        other._columns = {name: column[:] for name, column in self._columns.items()}
+        return other
+
+
+def point_of(sample: Sample, t: float) -> Point:
+    """Condense a sample that was received at ``t`` seconds to a point of history."""
+    table = sample.table
+    peak = peak_moment(table)
+    memory = sample.now if table is None or peak is None else table.moments[peak]
+    states = [value for value in (memory.parameters, memory.gradients, memory.optimizer) if value is not None]
+    own = (*states, memory.activations, memory.buffers, memory.cache)
+    return Point(
+        t=t,
+        step=sample.step,
+        step_s=sample.steps[-1].seconds if sample.steps else None,
+        used=sample.device.used if sample.device.used is not None else sample.now.used(),
+        states=sum(states) if states else None,
+        activations=memory.activations,
+        reserved=sum(value for value in own if value is not None) if states else None,
+        utilization=sample.device.utilization,
+        power=sample.device.power,
+        temperature=sample.device.temperature,
+    )

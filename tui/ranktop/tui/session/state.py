@@ -1,0 +1,174 @@
+"""The state of one job, built from what a source gives; no Textual, no I/O, the clock injected."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from ranktop.tui.session.rank import GONE, MARKS_KEPT, Event, RankState, RankView
+from ranktop.tui.session.source import Received, Reset
+from ranktop.wire.schema import Card, End, History, Job, Mark, Sample
+
+__all__ = ["Event", "RankState", "RankView", "Session", "Snapshot"]
+
+STALL_SECONDS: Final = 10.0
+STALL_STEPS: Final = 3
+"""A job stalls when no rank finished a step within the larger of these: seconds, usual steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One job at one time, for one frame."""
+
+    now: float
+    """Seconds on the session's clock."""
+    job: Job | None
+    state: str
+    ranks: tuple[RankView, ...]
+    """By rank; with ranks that were never seen, as ``missing``."""
+    marks: tuple[Event, ...] = ()
+    step: int = 0
+    """The step that the furthest rank has finished."""
+    step_seconds: float | None = None
+    """Median of the last step times."""
+    step_age: float | None = None
+    """Seconds since any rank last finished a step."""
+
+    def rank(self, rank: int | None) -> RankView | None:
+        """Return one rank, or None."""
+        if rank is None:
+            return None
+        if 0 <= rank < len(self.ranks) and self.ranks[rank].rank == rank:
+            return self.ranks[rank]
+        return next((view for view in self.ranks if view.rank == rank), None)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job, by its own word or by what was seen."""
+        return max(self.job.world_size if self.job else 0, len(self.ranks))
+
+
+class Session:
+    """Holds the latest of every rank of one job."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, budget_slice: float | None = None) -> None:
+        self.clock = clock
+        self.budget_slice = budget_slice
+        """Most seconds of budget arithmetic in one feed, the rest follows in the next ones; None: no limit."""
+        self.job: Job | None = None
+        self.hub = ""
+        self.ranks: dict[int, RankState] = {}
+        self.marks: deque[Event] = deque(maxlen=MARKS_KEPT)
+        self._uncompared: dict[int, RankState] = {}
+
+    def feed(self, received: Iterable[Received | Reset]) -> None:
+        """Take what a source gave, in its order."""
+        now = self.clock()
+        heard: dict[int, RankState] = {}
+        for item in received:
+            if isinstance(item, Reset):
+                self._reset(item, now)
+                heard.clear()
+                continue
+            at = now - item.age
+            if item.header.rank < 0:
+                if isinstance(item.body, Mark):
+                    self.marks.append(Event(at, item.body.what, item.body.detail))
+                continue
+            state = self._rank(item.header.rank)
+            if self._take(state, item, at):
+                heard[state.rank] = state
+        self._settle(heard)
+
+    def _rank(self, rank: int) -> RankState:
+        state = self.ranks.get(rank)
+        if state is None:
+            state = self.ranks[rank] = RankState(rank, self.clock)
+        return state
+
+    def _take(self, state: RankState, item: Received, at: float) -> bool:
+        body = item.body
+        if isinstance(body, History):
+            state.remember(body.points, at)
+            return True
+        if isinstance(body, Mark):
+            state.mark(body, at)
+            return False
+        if not state.accept(item.header, at):
+            return False
+        if isinstance(body, Card):
+            state.card = body
+            self.job = body.job if self.job is None else self.job
+        elif isinstance(body, Sample):
+            state.hear(body, at)
+        elif isinstance(body, End):
+            state.end = body
+        return True
+
+    def _settle(self, heard: dict[int, RankState]) -> None:
+        for state in heard.values():
+            state.settle()
+        self._uncompared.update(heard)
+        started = time.perf_counter()
+        while self._uncompared:
+            state = self._uncompared.pop(next(iter(self._uncompared)))
+            state.compare()
+            if self.budget_slice is not None and time.perf_counter() - started > self.budget_slice:
+                break
+
+    def _reset(self, reset: Reset, now: float) -> None:
+        self.ranks = {}
+        self._uncompared = {}
+        self.job, self.hub = reset.job, reset.hub
+        if reset.replaced:
+            self.marks.append(Event(now, "hub-replaced", "history starts anew"))
+
+    def _usual_step(self) -> float | None:
+        times = [
+            step.seconds for state in list(self.ranks.values())[:16] for step in state.steps if step.seconds is not None
+        ]
+        return median(times) if times else None
+
+    def step_age(self) -> float | None:
+        """Return the seconds since any rank last finished a step, None before the first."""
+        ages = [
+            state.sample.step_age + (state.age() or 0.0)
+            for state in self.ranks.values()
+            if state.sample is not None and state.sample.step_age is not None
+        ]
+        return min(ages, default=None)
+
+    def state(self) -> str:
+        """Return ``starting``, ``running``, ``stalled`` or ``ended``."""
+        if self.ranks and all(state.state() in GONE for state in self.ranks.values()):
+            return "ended"
+        age = self.step_age()
+        if age is None:
+            return "starting"
+        limit = max(STALL_SECONDS, STALL_STEPS * (self._usual_step() or 0.0))
+        return "stalled" if age > limit else "running"
+
+    def snapshot(self, *, copy_history: bool = False) -> Snapshot:
+        """Return the job as it is now; with ``copy_history`` one that stays as it is for ever."""
+        size = self.job.world_size if self.job else 0
+        known = sorted({*self.ranks, *range(size)}) if len(self.ranks) < size else sorted(self.ranks)
+        views = [
+            self.ranks[rank].view(copy_history=copy_history)
+            if rank in self.ranks
+            else RankView(rank=rank, state="missing", age=None)
+            for rank in known
+        ]
+        return Snapshot(
+            now=self.clock(),
+            job=self.job,
+            state=self.state(),
+            ranks=tuple(views),
+            marks=tuple(self.marks),
+            step=max((view.sample.step for view in views if view.sample), default=0),
+            step_seconds=self._usual_step(),
+            step_age=self.step_age(),
+        )

@@ -1,0 +1,174 @@
+"""Style names to colours: dark, light, the terminal's own sixteen, and none at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+from rich.color import Color
+from rich.style import Style
+
+_BASE_STYLES: Final = ("bold", "dim", "italic", "reverse", "underline")
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Colours of one theme, by word."""
+
+    name: str
+    textual: str
+    """Name of the Textual theme that goes with it."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Style word -> Rich style definition."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Letter of a category -> colour; ``.`` is the empty part of a bar, empty for the terminal's own."""
+    fade_to: str = ""
+    """Colour that the bars of a dead rank are mixed with; empty: they are dimmed."""
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+def _words(text: str, dim: str, accent: str, good: str, warn: str, bad: str, head: str, panel: str,
+           selected: str, muted: str, fill: str) -> dict[str, str]:  # fmt: skip
+    return {
+        "text": text, "number": text, "dim": dim, "label": dim, "axis": muted, "rule": muted, "track": muted,
+        "accent": accent, "key": accent, "cursor": f"bold {accent}", "good": good, "warn": warn, "bad": bad,
+        "notice": warn, "head": f"{text} on {head}", "panel": f"{text} on {panel}",
+        "selected": f"on {selected}", "frozen": f"bold {head} on {warn}", "spark": dim, "spark-fill": fill,
+        "chart": accent, "chart-fill": fill, "phase": accent,
+    }  # fmt: skip
+
+
+# Okabe and Ito's idea: neighbours differ in lightness, so that they hold apart whatever hues an eye confuses.
+# tests/unit/test_view_theme.py measures it under the three common colour blindnesses.
+DARK: Final = Palette(
+    "dark", "ranktop-dark",
+    _words(text="#d6dae3", dim="#8b93a5", accent="#7fb0ff", good="#7fbf7f", warn="#e6b450", bad="#ff6b6b",
+           head="#26334d", panel="#222a3a", selected="#2b3550", muted="#4a5263", fill="#272d3a"),
+    {"p": "#6ea2ff", "g": "#f0b13c", "o": "#8a55d7", "a": "#3fc28f", "b": "#d64f8a", "c": "#5b6577",
+     "r": "#a3abba", "x": "#e8e3d0", ".": "#1b1f29"},
+    fade_to="#14171f",
+)  # fmt: skip
+
+LIGHT: Final = Palette(
+    "light", "ranktop-light",
+    _words(text="#20242c", dim="#69707e", accent="#1f5fd0", good="#2f7d3a", warn="#8f5a00", bad="#c8102e",
+           head="#d5e0f5", panel="#e6eaf2", selected="#dbe5fa", muted="#b4bac6", fill="#dfe3ec"),
+    {"p": "#2f6fed", "g": "#d58a00", "o": "#6a2fb8", "a": "#2aa876", "b": "#c72c72", "c": "#8f98a8",
+     "r": "#525a68", "x": "#8a7a3c", ".": "#e9ecf2"},
+    fade_to="#fbfbfd",
+)  # fmt: skip
+
+_ANSI_WORDS: Final = {
+    "text": "", "number": "", "dim": "bright_black", "label": "bright_black", "axis": "bright_black",
+    "rule": "bright_black", "track": "bright_black", "accent": "blue", "key": "cyan", "cursor": "bold",
+    "good": "green", "warn": "yellow", "bad": "bright_red", "notice": "yellow", "head": "reverse",
+    "panel": "reverse", "selected": "bold", "frozen": "bold black on yellow", "spark": "cyan",
+    "spark-fill": "bright_black", "chart": "blue", "chart-fill": "bright_black", "phase": "blue",
+}  # fmt: skip
+_ANSI_KEYS: Final = {"p": "blue", "g": "yellow", "o": "magenta", "a": "green", "b": "cyan", "c": "bright_black",
+                     "r": "white", "x": "bright_yellow", ".": ""}  # fmt: skip
+
+ANSI_DARK: Final = Palette("terminal", "ansi-dark", _ANSI_WORDS, _ANSI_KEYS)
+ANSI_LIGHT: Final = Palette(
+    "terminal-light", "ansi-light", {**_ANSI_WORDS, "bad": "red"},
+    {**_ANSI_KEYS, "r": "black", "x": "bright_magenta"},
+)  # fmt: skip
+
+MONO: Final = Palette(
+    "none", "ansi-dark",
+    {"dim": "dim", "label": "dim", "axis": "dim", "rule": "dim", "track": "dim", "cursor": "bold", "warn": "bold",
+     "bad": "bold", "notice": "bold", "head": "reverse", "panel": "reverse", "selected": "bold",
+     "frozen": "bold reverse", "key": "bold"},
+)  # fmt: skip
+
+PALETTES: Final = (DARK, LIGHT, ANSI_DARK, ANSI_LIGHT)
+BY_NAME: Final = {palette.name: palette for palette in (*PALETTES, MONO)} | {
+    palette.textual: palette for palette in PALETTES
+}
+
+
+def choose(name: str | None, environment: Mapping[str, str] | None = None) -> Palette:
+    """Return the palette asked for, else the one that suits the terminal; KeyError for an unknown name."""
+    environment = os.environ if environment is None else environment
+    if "NO_COLOR" in environment:
+        return MONO
+    name = name or environment.get("TEXTUAL_THEME")
+    if name and name in BY_NAME:
+        return BY_NAME[name]
+    if name and "TEXTUAL_THEME" not in environment:
+        raise KeyError(name)
+    light = environment.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")
+    few = environment.get("TERM", "") in ("linux", "vt100", "ansi", "xterm", "screen", "dumb") and (
+        environment.get("COLORTERM", "") not in ("truecolor", "24bit")
+    )
+    if few:
+        return ANSI_LIGHT if light else ANSI_DARK
+    return LIGHT if light else DARK
+
+
+def after(palette: Palette) -> Palette:
+    """Return the next palette in turn; without colour there is no other."""
+    if palette is MONO:
+        return MONO
+    return PALETTES[(PALETTES.index(palette) + 1) % len(PALETTES)]
+
+
+@lru_cache(maxsize=4096)
+def resolve(name: str, palette: Palette) -> Style:
+    """Return the Rich style of a style name: words separated by spaces, later ones on top."""
+    style = Style.null()
+    words = name.split()
+    if "head" in words and palette.words.get("head") == "reverse":
+        # In reverse a foreground becomes a block: only what needs a person may.
+        words = [word for word in words if word not in ("accent", "good")]
+    faded = "faded" in words
+    for word in words:
+        if word.startswith("bar:"):
+            style += _bar(word[4], word[5], palette, faded)
+        elif word.startswith("key:"):
+            style += _key(word[4], palette, faded)
+        elif word in palette.words:
+            style += Style.parse(palette.words[word] or "none")
+        elif word in _BASE_STYLES:
+            style += Style.parse(word)
+    return style
+
+
+def _bar(upper: str, lower: str, palette: Palette, faded: bool) -> Style:
+    up, low = (_color(key, palette, faded) for key in (upper, lower))
+    style = Style(dim=True) if faded and not palette.fade_to else Style.null()
+    if upper == lower:
+        # Empty cells show their background, full ones only need the foreground.
+        return style + (Style(bgcolor=low) if lower == "." else Style(color=low))
+    if upper == ".":
+        return style + Style(color=low, bgcolor=up)
+    return style + Style(color=up, bgcolor=low)
+
+
+def _key(key: str, palette: Palette, faded: bool) -> Style:
+    color = palette.keys.get(key)
+    if key == ".":
+        return Style.parse(palette.words.get("track", "none"))
+    dim = True if faded and not palette.fade_to else None
+    return Style(color=_color(key, palette, faded) if color else None, dim=dim)
+
+
+def _color(key: str, palette: Palette, faded: bool) -> Color | None:
+    text = palette.keys.get(key, "")
+    if not text:
+        return None
+    color = Color.parse(text)
+    if faded and palette.fade_to and key != ".":
+        color = _mixed(color, Color.parse(palette.fade_to), 0.68)
+    return color
+
+
+def _mixed(color: Color, other: Color, share: float) -> Color:
+    mine, theirs = color.get_truecolor(), other.get_truecolor()
+    red, green, blue = (round(a + (b - a) * share) for a, b in zip(mine, theirs, strict=True))
+    return Color.from_rgb(red, green, blue)

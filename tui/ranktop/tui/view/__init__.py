@@ -1,0 +1,1 @@
+"""Session to strings and spans: everything a screen shows, as plain data; no Textual here."""

@@ -1,0 +1,216 @@
+"""The detail panel of the selected rank: who it is, the category table, and as many blocks beside as fit."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+from typing import Final
+
+from ranktop.budget.terms import CATEGORIES
+from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.state import Snapshot
+from ranktop.tui.view.bar import LETTERS
+from ranktop.tui.view.facts import card_block, rules_block, stale_note, steps_block
+from ranktop.tui.view.header import moment_title
+from ranktop.tui.view.history import history
+from ranktop.tui.view.options import PAGES, Options
+from ranktop.tui.view.rows import Table, delta_style, device_name
+from ranktop.tui.view.scale import Shown
+from ranktop.tui.view.status import end_sentence, outlier_sentence
+from ranktop.tui.view.text import (
+    Line,
+    Span,
+    Unit,
+    beside,
+    count,
+    duration,
+    fit,
+    human,
+    length,
+    merge,
+    pad,
+    plain,
+    signed,
+    size,
+)
+
+TABLE_WIDTH: Final = 49
+MIN_SIDE: Final = 28
+"""Cells that one side page needs."""
+SIDE: Final = 34
+"""Cells from which on a further page is shown beside it."""
+MIN_CHART: Final = 6
+CONTENT_ROWS: Final = 12
+"""Rows that the panel needs: identity, titles, nine categories, the sum."""
+
+
+def detail(snapshot: Snapshot, frame: Table, options: Options, width: int, height: int) -> list[Line]:
+    """Fill exactly ``height`` lines of ``width`` cells about the selected rank."""
+    if height <= 0 or width <= 0:
+        return []
+    at = frame.index(options.selected)
+    if at is None:
+        nothing = "no rank passes the filter" if frame.total_ranks else "waiting for the first rank"
+        return _filled([pad([(f" {nothing}", "panel dim")], width, "panel")], width, height)
+    row = frame.rows[at]
+    lines = [_identity(row, options, width)]
+    lines += _body(row, snapshot, frame, options, width, height - 1)
+    return _filled(lines, width, height)
+
+
+def _filled(lines: list[Line], width: int, height: int) -> list[Line]:
+    lines = [pad(line, width) for line in lines[:height]]
+    return lines + [pad((), width)] * (height - len(lines))
+
+
+def _identity(row: Shown, options: Options, width: int) -> Line:
+    view, dot = row.view, f" {options.glyphs.dot} "
+    title = moment_title(options, row.moment)
+    step = _table_step(view)
+    right = f"{title}, step {count(step)} " if step is not None and row.moment != "now" else f"{title} "
+    facts = [f"rank {view.rank}"]
+    card = view.card
+    if card is not None:
+        nvml = "" if card.device.nvml_index is None else f" (NVML {card.device.nvml_index})"
+        facts += [plain(card.node), device_name(view) + nvml, plain(card.device.name), f"pid {card.pid}"]
+        if view.restart:
+            facts.append(f"restart {view.restart}")
+    stale = stale_note(view)
+    room = width - len(right) - len(stale) - 4
+    # Dropped in this order when it is narrow: the device's name, the pid, the node.
+    for left_out in ((), (3,), (3, 4), (1, 3, 4), (1, 2, 3, 4)):
+        text = dot.join(fact for at, fact in enumerate(facts) if fact and at not in left_out)
+        if length(((text, ""),)) <= room:
+            break
+    left: list[Span] = [(f" {text}", "panel bold")]
+    if stale:
+        left.append((f"  {stale}", "panel warn"))
+    return beside(left, ((right, "panel"),), width, "panel")
+
+
+def _table_step(view: RankView) -> int | None:
+    return None if view.sample is None or view.sample.table is None else view.sample.table.step
+
+
+def memory_block(row: Shown, frame: Table, options: Options) -> list[Line]:
+    """Lay expected beside measured by category, with the difference and the step since when it stands."""
+    glyphs, unit = options.glyphs, frame.scale.unit
+    titles = f" {unit.name:<13}{'expected':>9}{'measured':>9}{glyphs.delta:>8}  since"
+    lines: list[Line] = [pad([(titles, "label")], TABLE_WIDTH)]
+    outlier = frame.outliers.get(row.view.rank)
+    for name in CATEGORIES:
+        hot = outlier is not None and outlier.category == name
+        lines.append(_category(name, row, unit, options, hot))
+    used = size(row.memory.used(), unit, 2, glyphs.dash)
+    total = size(row.memory.total, unit, 2, glyphs.dash)
+    lines.append(
+        pad([(f"{' used':<14}{'':9}", "label"), (f"{used:>9}", "bold"), (f"  of {total}", "dim")], TABLE_WIDTH)
+    )
+    if row.comparable:
+        both = sum(getattr(row.memory, name) for name in row.comparable)
+        delta = row.total_delta
+        lines.append(
+            pad([(f"{' compared':<14}", "label"), (f"{size(row.expected_sum, unit, 2):>9}", "number"),
+                 (f"{size(both, unit, 2):>9}", "number"),
+                 (f"{signed(delta, unit, 2, glyphs):>8}", delta_style(delta, row.expected_sum))], TABLE_WIDTH)
+        )  # fmt: skip
+    return lines
+
+
+def _category(name: str, row: Shown, unit: Unit, options: Options, hot: bool) -> Line:
+    glyphs = options.glyphs
+    measured: int | None = getattr(row.memory, name)
+    amount = row.amounts.get(name)
+    wanted = None if amount is None else amount.bytes
+    delta = row.delta(name)
+    text = signed(delta, unit, 2, glyphs)
+    if delta and text.startswith(glyphs.about):
+        text = human(delta, sign=True).replace(" ", "")
+    mark = LETTERS.get(name, ".") if options.letters else glyphs.swatch
+    style = "bad bold" if hot else "number"
+    return pad(
+        [(f" {mark} ", f"key:{LETTERS.get(name, '.')}"), (f"{name:<11}", "bad bold" if hot else "text"),
+         (f"{size(wanted, unit, 2, glyphs.dash):>9}", "number" if wanted is not None else "dim"),
+         (f"{size(measured, unit, 2, glyphs.dash):>9}", style),
+         (f"{text if delta is not None else '':>8}", delta_style(delta, wanted)),
+         (f"  {_since(name, row, options)}", "dim")], TABLE_WIDTH
+    )  # fmt: skip
+
+
+def _since(name: str, row: Shown, options: Options) -> str:
+    standing = row.view.standing.get((row.moment or "", name))
+    if standing is None or not row.delta(name):
+        return ""
+    mark = "" if standing.known else options.glyphs.at_most
+    return fit(f"{mark}{count(standing.step)}", 6).rstrip()
+
+
+def _body(row: Shown, snapshot: Snapshot, frame: Table, options: Options, width: int, height: int) -> list[Line]:
+    memory = memory_block(row, frame, options)
+    told = _sentences(row, frame, options)
+    free = width - TABLE_WIDTH - 1
+    sides = min(len(PAGES), max(free // SIDE, 1 if free >= MIN_SIDE else 0))
+    if not sides:
+        block = memory if options.page % 2 == 0 else _page(options.page // 2, row, snapshot, options, width - 1)
+        return [*block, *_tell(told, width)][:height]
+    columns, widths = [memory], [TABLE_WIDTH]
+    for at in range(sides):
+        each = free // sides - 2 if at < sides - 1 else free - (free // sides) * (sides - 1) - 2
+        columns.append(_page(options.page + at, row, snapshot, options, each))
+        widths.append(each)
+    room_below = height - len(memory)
+    if told and room_below < len(told):
+        # Small screens have no line below the table: say it beside it.
+        columns[1] = _beside(columns[1], told, widths[1], height)
+        told = []
+    tallest = max(len(column) for column in columns)
+    lines = _side_by_side(columns, widths, min(height, max(len(memory), min(tallest, height - len(told)))), options)
+    lines += _tell(told, width)[: max(0, height - len(lines))]
+    rest = height - len(lines) - 1
+    if rest >= MIN_CHART:
+        lines.append(pad((), width))
+        lines += history(row, snapshot, frame, options, width, rest)
+    return lines
+
+
+def _beside(page: list[Line], told: list[tuple[str, str]], width: int, height: int) -> list[Line]:
+    said = [pad([(part, style)], width) for text, style in told for part in wrap(text, max(8, width))]
+    return [*page[: max(0, height - len(said))], *said]
+
+
+def _page(number: int, row: Shown, snapshot: Snapshot, options: Options, width: int) -> list[Line]:
+    name = PAGES[number % len(PAGES)]
+    if name == "card":
+        return card_block(row.view, width)
+    if name == "rules":
+        return rules_block(row, width)
+    return steps_block(row.view, snapshot, width, options.glyphs)
+
+
+def _side_by_side(columns: list[list[Line]], widths: list[int], rows: int, options: Options) -> list[Line]:
+    lines: list[Line] = []
+    for at in range(rows):
+        spans: list[Span] = []
+        for index, (column, width) in enumerate(zip(columns, widths, strict=True)):
+            if index:
+                spans.append((f"{options.glyphs.rule} ", "rule"))
+            spans += column[at] if at < len(column) else pad((), width)
+        lines.append(merge(spans))
+    return lines
+
+
+def _sentences(row: Shown, frame: Table, options: Options) -> list[tuple[str, str]]:
+    told: list[tuple[str, str]] = []
+    ended = end_sentence(row.view)
+    if ended:
+        told.append((ended, "dim" if row.view.state == "ended" else "bad bold"))
+    outlier = frame.outliers.get(row.view.rank)
+    if outlier is not None:
+        told.append((f"{options.glyphs.alert} {outlier_sentence(row.view.rank, outlier)}", "bad"))
+    sample = row.view.sample
+    if sample is not None and sample.device.state not in ("ok", "unavailable"):
+        told.append((f"device: {plain(sample.device.state)}, values are {duration(sample.device.age)} old", "warn"))
+    return told
+
+
+def _tell(told: list[tuple[str, str]], width: int) -> list[Line]:
+    return [pad([(f" {text}", style)], width) for text, style in told]

@@ -1,0 +1,67 @@
+"""One whole frame of the ranks screen as lines, part by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ranktop.tui.session.source import Link
+from ranktop.tui.session.state import Snapshot
+from ranktop.tui.view.detail import detail
+from ranktop.tui.view.header import footer, header, legend, news, position
+from ranktop.tui.view.layout import Heights, heights, scrolled
+from ranktop.tui.view.options import Options
+from ranktop.tui.view.rows import Table, heading, left_line, right_line, table
+from ranktop.tui.view.text import Line, pad
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Lines of every part and the cells that the right half of the list takes."""
+
+    table: Table
+    heights: Heights
+    right: int
+    header: Line
+    heading: Line
+    bars: tuple[Line, ...]
+    numbers: tuple[Line, ...]
+    legend: Line
+    detail: tuple[Line, ...]
+    footer: Line
+
+
+def frame(snapshot: Snapshot, link: Link, options: Options, size: tuple[int, int], notice: str, now: float) -> Frame:
+    """Draw a snapshot into (width, height) cells; moves selection and scroll position to where there are rows.
+
+    ``now`` is the session's clock: a frozen snapshot is older.
+    """
+    width, height = size
+    rows = table(snapshot, options, width)
+    share = heights(height, len(rows.rows), options.detail)
+    at = _select(rows, options)
+    options.top = scrolled(options.top, at, share.ranks, len(rows.rows))
+    right = min(rows.columns.right_width, width)
+    left = width - right
+    left_title, right_title = heading(rows, options, left)
+    visible = rows.rows[options.top : options.top + share.ranks]
+    place = position(options.top, share.ranks, len(rows.rows), options.glyphs)
+    return Frame(
+        table=rows,
+        heights=share,
+        right=right,
+        header=header(snapshot, link, options, width),
+        heading=pad((*pad(left_title, left), *right_title), width),
+        bars=tuple(pad(left_line(row, rows, options, left), left) for row in visible),
+        numbers=tuple(pad(right_line(row, rows, options), right) for row in visible),
+        legend=legend(rows, options, width),
+        detail=tuple(detail(snapshot, rows, options, width, share.detail)),
+        footer=footer(options, notice or news(snapshot, options, now), place, width),
+    )
+
+
+def _select(rows: Table, options: Options) -> int | None:
+    """Keep the selection on its rank; when that is not shown, take the first row."""
+    at = rows.index(options.selected)
+    if at is None and rows.rows:
+        at, options.selected = 0, rows.rows[0].view.rank
+    return at

@@ -1,0 +1,154 @@
+"""The lines around the list: what job this is, how it goes, how fresh it is; legend and key hints."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ranktop.budget.terms import CATEGORIES
+from ranktop.tui.session.source import Link
+from ranktop.tui.session.state import Snapshot
+from ranktop.tui.view.bar import LETTERS
+from ranktop.tui.view.options import MOMENT_WORDS, Options
+from ranktop.tui.view.plan import strategy
+from ranktop.tui.view.rows import Table
+from ranktop.tui.view.status import SHORT, end_sentence, job_state
+from ranktop.tui.view.text import Glyphs, Line, Span, beside, count, duration, length, merge, pad, plain, seconds
+
+NOTICE_SECONDS: Final = 60.0
+"""How long a mark is told in the line of hints."""
+
+HINTS: Final = (
+    ("?", "help"), ("q", "quit"), ("m", "moment"), ("s", "sort"), ("/", "filter"), ("space", "freeze"),
+    ("z", "scale"), ("enter", "detail"), ("tab", "page"), ("t", "theme"),
+)  # fmt: skip
+"""Keys named in the last line, by worth."""
+
+
+def header(snapshot: Snapshot, link: Link, options: Options, width: int) -> Line:
+    """Say which job, what strategy, how many ranks, which step and how alive the link is, in one line."""
+    glyphs = options.glyphs
+    right = merge([*_progress(snapshot, options), *_link(link, snapshot, glyphs), (" ", "head")])
+    if length(right) > width - 18:
+        right = merge([*_link(link, snapshot, glyphs), (" ", "head")])
+    if length(right) > width - 8:
+        right = ()
+    room = width - length(right) - 1
+    return beside(_identity(snapshot, options, room), right, width, "head")
+
+
+def _identity(snapshot: Snapshot, options: Options, room: int) -> Line:
+    job = snapshot.job
+    name = plain(job.name) if job else "no job"
+    dot = f" {options.glyphs.dot} "
+    card = next((view.card for view in snapshot.ranks if view.card and view.card.plan), None)
+    words = strategy(card.plan).split(" · ") if card and card.plan else []
+    ranks = f"{snapshot.world_size} rank{'' if snapshot.world_size == 1 else 's'}"
+    nodes = len({view.card.node for view in snapshot.ranks if view.card})
+    where = f"{ranks} on {nodes} nodes" if nodes > 1 else ranks
+    more = f"ckpt {plain(card.plan.checkpointing)}" if card and card.plan and card.plan.checkpointing else ""
+    brand: list[Span] = [(" ranktop ", "head accent")]
+    title: list[Span] = [(f" {name}", "head bold")]
+    fewer = [words[:number] for number in range(len(words) - 1, 0, -1)]
+    lines: list[list[Span]] = []
+    for lead, facts in (
+        (brand, [*words, more, where]), (brand, [*words, where]), (brand, words), *((brand, some) for some in fewer),
+        (brand, [ranks]), ([], words[:1]), (brand, []), ([], []),
+    ):  # fmt: skip
+        text = dot.join(plain(fact) for fact in facts if fact)
+        lines.append([*lead, *title, (f"  {text}" if text else "", "head")])
+    fitting = (line for line in lines if length(line) <= room)
+    return pad(next(fitting, lines[-1]), max(0, room), "head")
+
+
+def _progress(snapshot: Snapshot, options: Options) -> Line:
+    spans: list[Span] = []
+    if options.frozen_at is not None:
+        spans += [(" FROZEN ", "frozen"), ("  ", "head")]
+    if snapshot.step:
+        spans.append((f"step {count(snapshot.step)}", "head bold"))
+        spans.append((f"  {seconds(snapshot.step_seconds, options.glyphs.dash)} s", "head"))
+        spans.append(("   ", "head"))
+    state = job_state(snapshot.state, snapshot.step_age, options.glyphs)
+    if state:
+        spans += [*state, ("   ", "head")]
+    return merge(spans)
+
+
+def _link(link: Link, snapshot: Snapshot, glyphs: Glyphs) -> Line:
+    if link.state == "live":
+        newest = min((view.age for view in snapshot.ranks if view.age is not None), default=None)
+        if newest is not None and newest > 3.0 and snapshot.state != "ended":
+            return ((f"{glyphs.live} live, data {duration(newest)} old", "head warn"),)
+        return ((f"{glyphs.live} live", "head good"),)
+    age = "" if link.age is None else f" {duration(link.age)}"
+    if link.state == "lost":
+        return ((f"{glyphs.alert} link lost{age}", "head bad bold"),)
+    if link.state == "ended":
+        return ((f"{glyphs.ended} hub ended{age}", "head bold"),)
+    return ((f"{glyphs.waiting} connecting", "head"),)
+
+
+def legend(frame: Table, options: Options, width: int) -> Line:
+    """Name the colours (or letters) of the categories and what the bar leaves out."""
+    spans: list[Span] = [(" ", "")]
+    names = [name for name in CATEGORIES if name in frame.scale.drawn]
+    for texts in (names, [SHORT.get(name, name) for name in names], [LETTERS[name] for name in names]):
+        if sum(len(text) + 4 for text in texts) <= width:
+            break
+    for name, text in zip(names, texts, strict=True):
+        key = LETTERS[name]
+        spans += [(f"{key if options.letters else options.glyphs.swatch} ", f"key:{key}"), (f"{text}  ", "dim")]
+    shown = len(frame.rows)
+    left = merge(spans)
+    counts = "" if shown == frame.total_ranks else f"{shown} of {frame.total_ranks} ranks "
+    return beside(left, ((counts, "label bold"),), width) if counts else pad(left, width)
+
+
+def position(top: int, height: int, rows: int, glyphs: Glyphs) -> str:
+    """Say which rows of a longer list are on the screen; empty when all are."""
+    if rows <= height or height <= 0:
+        return ""
+    return f"rows {top + 1}{glyphs.dash}{min(rows, top + height)} of {rows}"
+
+
+def footer(options: Options, notice: str, place: str, width: int) -> Line:
+    """Show what just happened or needs saying, else the keys that matter most."""
+    right: list[Span] = [(f" {place} ", "label bold")] if place else []
+    if options.filter:
+        right.append((f" filter: {plain(options.filter)} ", "frozen"))
+    if notice:
+        return beside([(f" {notice}", "notice")], right, width)
+    spans: list[Span] = [(" ", "")]
+    room = width - length(right)
+    for key, word in HINTS:
+        hint: list[Span] = [(key, "key"), (f" {word}  ", "dim")]
+        if length(spans) + length(hint) > room:
+            break
+        spans += hint
+    return beside(spans, right, width)
+
+
+def news(snapshot: Snapshot, options: Options, now: float) -> str:
+    """Return the one thing about the stream or the selected rank that a person should be told now."""
+    view = snapshot.rank(options.selected)
+    if not options.detail and view is not None and view.end is not None and view.state != "ended":
+        return f"{options.glyphs.alert} {end_sentence(view)}"
+    if options.frozen_at is not None:
+        return f"frozen: this is the picture of {duration(now - options.frozen_at)} ago (space: go on)"
+    recent = [mark for mark in snapshot.marks if snapshot.now - mark.at < NOTICE_SECONDS]
+    if not recent:
+        return ""
+    mark = recent[-1]
+    what = plain(mark.what).replace("-", " ")
+    detail = f": {plain(mark.detail)}" if mark.detail else ""
+    return f"{options.glyphs.alert} {what} {duration(snapshot.now - mark.at)} ago{detail}"
+
+
+def moment_title(options: Options, moment: str | None) -> str:
+    """Name the moment that is on the screen; for a peak also which moment that is."""
+    chosen = MOMENT_WORDS[options.moment]
+    if options.moment == "peak" and moment in MOMENT_WORDS and moment != "now":
+        return f"peak: {MOMENT_WORDS[moment]}"
+    if moment == "now" and options.moment != "now":
+        return "now (no step finished yet)"
+    return chosen

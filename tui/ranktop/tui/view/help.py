@@ -1,0 +1,52 @@
+"""The help text: how to read a row, and every key."""
+
+from __future__ import annotations
+
+from ranktop.budget.terms import CATEGORIES
+from ranktop.tui.keys import GROUPS, KEYS
+from ranktop.tui.view.bar import LETTERS
+from ranktop.tui.view.options import Options
+from ranktop.tui.view.text import Line, Span, pad
+
+_KEY_CELLS = 10
+
+
+def help_lines(options: Options, width: int) -> list[Line]:
+    """Return the help as lines of ``width`` cells."""
+    lines: list[Line] = [pad([(" ranktop: help", "panel bold")], width, "panel"), pad((), width)]
+    lines += [pad([(f" {text}", "text")], width) for text in _reading(options)]
+    spans: list[Span] = [(" ", "")]
+    for name in CATEGORIES:
+        letter = LETTERS.get(name)
+        if letter is not None:
+            spans += [
+                (f"{letter if options.letters else options.glyphs.swatch} ", f"key:{letter}"),
+                (f"{name} ", "dim"),
+            ]
+    lines.append(pad(spans, width))
+    for group, title in GROUPS.items():
+        lines += [pad((), width), pad([(f" {title}", "label bold")], width)]
+        for key in KEYS:
+            if key.group == group:
+                shown = key.shown.replace("↑", "Up").replace("↓", "Down") if options.glyphs.ascii else key.shown
+                lines.append(pad([(f"  {shown:<{_KEY_CELLS}}", "key"), (key.words, "text")], width))
+    lines += [pad((), width), pad([(" Esc or ? goes back", "dim")], width)]
+    return lines
+
+
+def _reading(options: Options) -> list[str]:
+    if options.letters:
+        bar = ["A row is one rank. Its bar has a letter per category: a capital where the",
+               "expected memory agrees, : where only expected memory is, a dot where it is free."]  # fmt: skip
+    else:
+        bar = ["A row is one rank. Its bar is two bars: the upper half is the expected memory,",
+               "the lower half the measured; one colour a category, one scale for all."]  # fmt: skip
+    glyphs = options.glyphs
+    states = ((glyphs.alert, "look here"), (glyphs.failed, "failed or killed"), (glyphs.ended, "ended"),
+              (glyphs.silent, "silent"), (glyphs.starting, "starting"), (glyphs.missing, "not seen"))  # fmt: skip
+    return [
+        *bar,
+        f"{glyphs.delta} compares what has both sides: 0 is exact, {glyphs.about} is less than the unit shows.",
+        f"Values older than 3 intervals are dim, and the state says how old: {glyphs.silent} silent 12 s.",
+        "States: " + ", ".join(f"{mark} {word}" for mark, word in states) + ".",
+    ]

@@ -1,0 +1,56 @@
+"""How the rows of the terminal are shared out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ranktop.tui.view.detail import CONTENT_ROWS
+
+MIN_LIST: Final = 4
+"""Ranks that stay visible beside the detail panel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heights:
+    """Rows of each part; zero for a part that is left out."""
+
+    header: int = 0
+    heading: int = 0
+    ranks: int = 0
+    legend: int = 0
+    detail: int = 0
+    footer: int = 0
+
+
+def heights(total: int, ranks: int, detail: bool) -> Heights:
+    """Share out ``total`` rows; the parts add up to it. Small screens lose legend, hints, titles in this order."""
+    if total <= 0:
+        return Heights()
+    header = 1
+    heading = 1 if total >= 3 else 0
+    footer = 1 if total >= 5 else 0
+    legend = 1 if total >= 8 else 0
+    rest = total - header - heading - footer - legend
+    wanted = max(1, ranks)
+    if not detail:
+        return Heights(header, heading, rest, legend, 0, footer)
+    floor = min(wanted, MIN_LIST)
+    panel = rest - wanted
+    if panel < CONTENT_ROWS:
+        panel = min(CONTENT_ROWS, rest - floor)
+    if panel < 3:
+        panel = 0
+    return Heights(header, heading, rest - panel, legend, panel, footer)
+
+
+def scrolled(top: int, selected: int | None, height: int, rows: int) -> int:
+    """Return the first row to show so that the selected one is in sight and no room is wasted."""
+    if height <= 0:
+        return 0
+    if selected is not None:
+        if selected < top:
+            top = selected
+        elif selected >= top + height:
+            top = selected - height + 1
+    return max(0, min(top, rows - height))

@@ -1,0 +1,242 @@
+"""The rank list: which ranks, in which order, with which columns, as lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ranktop.budget.terms import CATEGORIES, STATES
+from ranktop.tui.session.peers import Outlier, outliers
+from ranktop.tui.session.rank import GONE, RankView
+from ranktop.tui.session.state import Snapshot
+from ranktop.tui.view.bar import DRAWN, cells, half_blocks, letters
+from ranktop.tui.view.columns import Columns, choose
+from ranktop.tui.view.options import MOMENT_WORDS, Options
+from ranktop.tui.view.scale import Scale, Shown, scale_of, shown
+from ranktop.tui.view.status import rank_state
+from ranktop.tui.view.text import Line, Span, first_that_fits, fit, merge, plain, seconds, signed, size
+
+BIG_DIFFERENCE: Final = 0.05
+"""Share of the expected bytes above which a difference is a person's business."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Everything one frame knows of its ranks, before a line is drawn."""
+
+    rows: tuple[Shown, ...]
+    """Ranks that pass the filter, in the chosen order."""
+    scale: Scale
+    outliers: Mapping[int, Outlier]
+    columns: Columns
+    budgeted: tuple[str, ...]
+    """Categories that have an expected side somewhere."""
+    total_ranks: int
+
+    def index(self, rank: int | None) -> int | None:
+        """Return the row of a rank, None when it is not shown."""
+        return next((at for at, row in enumerate(self.rows) if row.view.rank == rank), None)
+
+
+def table(snapshot: Snapshot, options: Options, width: int) -> Table:
+    """Choose rows, order, scale and columns of a frame."""
+    everyone = [shown(view, options.moment) for view in snapshot.ranks]
+    scale = scale_of(everyone, options.zoom)
+    alive = {row.view.rank: (row.view, row.memory) for row in everyone if row.view.sample is not None}
+    found = outliers(alive)
+    rows = [row for row in everyone if _passes(row.view, found.get(row.view.rank), options, scale)]
+    rows = _ordered(rows, options, scale)
+    known = {name for row in everyone for name, amount in row.amounts.items() if amount.bytes is not None}
+    budgeted = tuple(name for name in CATEGORIES if name in known)
+    return Table(
+        rows=tuple(rows),
+        scale=scale,
+        outliers=found,
+        columns=choose(snapshot, scale, width),
+        budgeted=budgeted,
+        total_ranks=len(everyone),
+    )
+
+
+def _passes(view: RankView, outlier: Outlier | None, options: Options, scale: Scale) -> bool:
+    wanted = options.filter.strip().lower()
+    if not wanted:
+        return True
+    if wanted.isdigit():
+        return view.rank == int(wanted)
+    card = view.card
+    words = [f"rank {view.rank}", rank_state(view, outlier, scale.unit, options.glyphs)[0]]
+    if card is not None:
+        words += [plain(card.node), device_name(view), plain(card.device.name), f"pid {card.pid}"]
+    return wanted in " ".join(words).lower()
+
+
+def _ordered(rows: list[Shown], options: Options, scale: Scale) -> list[Shown]:
+    if options.sort == "rank":
+        return sorted(rows, key=lambda row: row.view.rank, reverse=options.reverse)
+    sign = 1 if options.reverse else -1
+
+    def key(row: Shown) -> float:
+        value = _sort_value(row, options.sort, scale)
+        # What is unknown goes last in either direction.
+        return math.inf if value is None else sign * value
+
+    return sorted(rows, key=key)
+
+
+def _sort_value(row: Shown, sort: str, scale: Scale) -> float | None:
+    if sort == "used":
+        return row.used(scale.zoom)
+    if sort == "difference":
+        return row.total_delta
+    if sort == "age":
+        return row.view.age
+    if sort == "step time":
+        return row.view.steps[-1].seconds if row.view.steps else None
+    sample = row.view.sample
+    value: float | None = None if sample is None else getattr(sample.device, sort)
+    return value
+
+
+def device_name(view: RankView) -> str:
+    """Return the device as torch calls it: ``cuda:3`` or ``host``."""
+    card = view.card
+    if card is None:
+        return ""
+    if card.device.kind != "cuda":
+        return card.device.kind
+    return "cuda" if card.device.torch_index is None else f"cuda:{card.device.torch_index}"
+
+
+def heading(frame: Table, options: Options, left: int) -> tuple[Line, Line]:
+    """Return the titles of both halves of the list, the left one ``left`` cells wide."""
+    mark = _sort_mark("rank", options) if options.sort != "rank" or options.reverse else ""
+    spans: list[Span] = [(f"{mark:>2}rank ", "label bold" if mark else "label")]
+    spans += [(fit(column.title, column.width, column.align) + " ", "label") for column in frame.columns.left]
+    room = left - sum(len(text) for text, _ in spans)
+    spans.append((fit(_bar_title(frame, options, room - 1), room), "label"))
+    right: list[Span] = []
+    for column in frame.columns.right:
+        title = column.title
+        if column.key == "used":
+            title = frame.scale.unit.name
+        elif column.key == "delta":
+            title = f"{options.glyphs.delta} {delta_title(frame)}"
+        elif column.key == "expected":
+            title = f"exp {delta_title(frame)}" if delta_title(frame) != "exp" else "expected"
+        elif column.key == "temperature":
+            title = options.glyphs.degree
+        mark = _sort_mark(column.sort, options)
+        text = fit(mark + title if column.align == ">" else title + mark, column.width, column.align)
+        spans_style = "label bold" if mark else "label"
+        right.append((text + " ", spans_style))
+    return merge(spans), merge(right)
+
+
+def delta_title(frame: Table) -> str:
+    """Name what the difference covers: ``exp`` when it is everything that the process holds."""
+    if not frame.budgeted:
+        return "exp"
+    if set(frame.budgeted) <= set(STATES):
+        return "states"
+    return "exp"
+
+
+def _sort_mark(key: str, options: Options) -> str:
+    if not key or key != options.sort:
+        return ""
+    return options.glyphs.up if options.reverse else options.glyphs.down
+
+
+def _bar_title(frame: Table, options: Options, width: int) -> str:
+    moment = MOMENT_WORDS[options.moment]
+    long, *_ = words = frame.scale.words()
+    if options.letters:
+        sides = ("CAPITAL = as expected, : expected only", "CAPITAL = as expected", "")
+    else:
+        sides = ("▀ expected  ▄ measured", "▀ exp ▄ now" if options.moment == "now" else "▀ exp ▄ meas", "")
+    forms = [f"{sides[0]} at {moment} {options.glyphs.dot} {long}"]
+    forms += [f"{side} at {options.moment} {options.glyphs.dot} {scale}" for side in sides[:2] for scale in words]
+    forms += [f"{sides[1]} {words[-1]}", f"at {options.moment} {words[-1]}", words[-1], ""]
+    return first_that_fits(forms, width)
+
+
+def left_line(row: Shown, frame: Table, options: Options, width: int) -> Line:
+    """Draw the left half of a row: rank, where it runs, and the bar on all the cells that are left."""
+    view, glyphs = row.view, options.glyphs
+    chosen = view.rank == options.selected
+    gone = view.state in GONE or view.state == "missing"
+    style = "text bold selected" if chosen else ("dim" if gone else "text")
+    spans: list[Span] = [(f"{glyphs.select if chosen else ' '} ", "cursor selected" if chosen else "")]
+    spans.append((f"{view.rank:>4} ", style))
+    for column in frame.columns.left:
+        text = plain(view.card.node) if column.key == "node" and view.card else device_name(view)
+        spans.append((fit(text, column.width, column.align) + " ", "dim" if not chosen else style))
+    cells_left = max(0, width - sum(column.width + 1 for column in frame.columns.left) - 9)
+    spans += _bar(row, frame.scale, options, cells_left, faded=gone or view.stale)
+    spans.append((f"{glyphs.end} ", "track"))
+    return merge(spans)
+
+
+def _bar(row: Shown, scale: Scale, options: Options, width: int, faded: bool) -> Line:
+    drawn = scale.drawn
+    measured = row.memory.by_category()
+    budget = {name: amount.bytes for name, amount in row.amounts.items() if name in DRAWN}
+    lower = cells(measured, scale.bytes, width, drawn)
+    upper = cells(budget, scale.bytes, width, drawn)
+    if options.letters:
+        return letters(upper, lower, faded, options.glyphs)
+    return half_blocks(upper, lower, faded)
+
+
+def right_line(row: Shown, frame: Table, options: Options) -> Line:
+    """Draw the right half of a row: its numbers and its state."""
+    chosen = row.view.rank == options.selected
+    outlier = frame.outliers.get(row.view.rank)
+    quiet = row.view.stale or row.view.state in GONE
+    spans: list[Span] = []
+    for column in frame.columns.right:
+        text, style = _cell(column.key, row, frame, options, outlier)
+        if quiet and column.key != "state":
+            style = "dim"
+        if chosen:
+            style = f"{style} selected"
+        spans.append((fit(text, column.width, column.align) + " ", style))
+    return merge(spans)
+
+
+def _cell(key: str, row: Shown, frame: Table, options: Options, outlier: Outlier | None) -> tuple[str, str]:
+    view, glyphs, unit = row.view, options.glyphs, frame.scale.unit
+    sample = view.sample
+    if key == "state":
+        return rank_state(view, outlier, unit, glyphs)
+    if key == "used":
+        return size(row.used(frame.scale.zoom), unit, dash=glyphs.dash), "number bold"
+    if key == "total":
+        return size(row.memory.total, unit, dash=glyphs.dash), "dim"
+    if key == "expected":
+        return size(row.expected_sum, unit, dash=glyphs.dash), "number"
+    if key == "delta":
+        return signed(row.total_delta, unit, 1, glyphs), delta_style(row.total_delta, row.expected_sum)
+    if sample is None:
+        return glyphs.dash, "dim"
+    if key == "step":
+        return f"{sample.step:,}", "number"
+    if key == "step_s":
+        return seconds(view.steps[-1].seconds if view.steps else None, glyphs.dash), "number"
+    value: float | None = getattr(sample.device, key)
+    if value is None:
+        return glyphs.dash, "dim"
+    return (f"{value:.0f}%" if key == "utilization" else f"{value:.0f}"), "number"
+
+
+def delta_style(delta: int | None, base: int | None) -> str:
+    """Return the style of a difference: calm when there is none, loud when it is a large share of the expected."""
+    if delta is None:
+        return "dim"
+    if delta == 0:
+        return "good"
+    share = abs(delta) / base if base else math.inf
+    return "bad bold" if share > BIG_DIFFERENCE else "warn"

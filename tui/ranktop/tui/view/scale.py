@@ -1,0 +1,157 @@
+"""Which bytes a frame shows and what the full bar stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ranktop.budget.terms import CATEGORIES, STATES, Amount, Memory
+from ranktop.tui.session.expected import allocated, difference, steady
+from ranktop.tui.session.rank import RankView
+from ranktop.tui.view.bar import DRAWN
+from ranktop.tui.view.text import Unit, unit_for, whole
+
+PROCESS: Final = tuple(name for name in DRAWN if name != "other")
+TENSORS: Final = (*STATES, "activations", "buffers")
+
+SMALL: Final = 0.05
+"""Below this share of the full bar everything would be a sliver: the scale zooms in by itself."""
+
+SMALL_TENSORS: Final = 0.2
+"""The same for tensors in a small process: libraries fill most of it, and nobody budgets them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The two sides of one rank at the moment that the frame shows."""
+
+    view: RankView
+    moment: str | None
+    """The moment's name; ``now`` when there is no table yet; None without any reading."""
+    memory: Memory
+    amounts: Mapping[str, Amount]
+    """category -> expected, for those that the budget covers at this moment."""
+
+    def delta(self, category: str) -> int | None:
+        """Return measured - expected of one category, None when a side is missing."""
+        return difference(getattr(self.memory, category, None), self.amounts.get(category))
+
+    @property
+    def comparable(self) -> tuple[str, ...]:
+        """Categories that have both sides."""
+        return tuple(name for name in CATEGORIES if self.delta(name) is not None)
+
+    @property
+    def total_delta(self) -> int | None:
+        """Sum of the differences over the categories that have both sides."""
+        deltas = [delta for name in CATEGORIES if (delta := self.delta(name)) is not None]
+        return sum(deltas) if deltas else None
+
+    @property
+    def expected_sum(self) -> int | None:
+        """Sum of what is expected, over the categories that have both sides."""
+        known = [self.amounts[name].bytes or 0 for name in self.comparable]
+        return sum(known) if known else None
+
+    @property
+    def process(self) -> int | None:
+        """Bytes of the rank's own process, as far as they are known."""
+        return _sum(self.memory, PROCESS)
+
+    def used(self, zoom: str) -> int | None:
+        """Return what the number beside the bar says: what the bar of that scale is full of."""
+        if zoom == "tensors":
+            return allocated(self.memory)
+        if zoom == "process":
+            return self.process
+        used = self.memory.used()
+        return self.process if used is None else used
+
+
+def _sum(memory: Memory, names: Iterable[str]) -> int | None:
+    known = [value for name in names if (value := getattr(memory, name)) is not None]
+    return sum(known) if known else None
+
+
+def shown(view: RankView, moment: str) -> Shown:
+    """Pick the two sides of a rank for the chosen moment; ``peak`` is each rank's own."""
+    name = view.peak if moment == "peak" else moment
+    if view.sample is None:
+        return Shown(view, None, Memory(), {})
+    if view.sample.table is None or name is None:
+        name = "now"
+    amounts: Mapping[str, Amount] = {}
+    if view.budget is not None:
+        amounts = steady(view.budget) if name == "now" else view.budget.at(name)
+    return Shown(view, name, view.memory(name) or Memory(), amounts)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What the full bar stands for."""
+
+    zoom: str
+    """``device``, ``process`` or ``tensors``."""
+    bytes: int
+    total: int | None
+    """Bytes of the largest device."""
+    unit: Unit
+    auto: bool
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """Categories that the bar stacks at this scale."""
+        return {"process": PROCESS, "tensors": TENSORS}.get(self.zoom, DRAWN)
+
+    def words(self) -> tuple[str, ...]:
+        """Say what the full bar is, longest form first."""
+        full = f"{whole(self.bytes, self.unit)} {self.unit.name}"
+        if self.zoom == "device":
+            return (f"full bar = {full}", f"of {full}")
+        of = "" if self.total is None else f" of {_plain(self.total)}"
+        what = "process" if self.zoom == "process" else "tensors"
+        return (
+            f"{what} only, full bar = {full}{of} (z: scale)",
+            f"{what}: {full}{of}",
+            f"zoom {full}",
+        )
+
+
+def _plain(value: int) -> str:
+    unit = unit_for(value)
+    return f"{whole(value, unit)} {unit.name}"
+
+
+def scale_of(rows: Iterable[Shown], zoom: str) -> Scale:
+    """Choose the scale that all bars of a frame share."""
+    rows = list(rows)
+    total = max((row.memory.total for row in rows if row.memory.total), default=None)
+    process = max((value for row in rows if (value := row.process) is not None), default=None)
+    tensors = max((value for row in rows if (value := allocated(row.memory)) is not None), default=None)
+    auto = zoom == "auto"
+    if auto:
+        zoom = "device"
+        if total and process is not None and process < SMALL * total:
+            zoom = "process"
+            if tensors and tensors < SMALL_TENSORS * process:
+                zoom = "tensors"
+    largest = {"device": total, "process": process, "tensors": tensors}[zoom]
+    if largest is None:
+        zoom, largest = "device", total or process or 1
+    full = largest if zoom == "device" else _round_up(max(largest, _largest_budget(rows)))
+    return Scale(zoom, full, total, unit_for(full), auto)
+
+
+def _largest_budget(rows: list[Shown]) -> int:
+    return max((sum(amount.bytes or 0 for amount in row.amounts.values()) for row in rows), default=0)
+
+
+def _round_up(value: int) -> int:
+    """Round up to a number that reads well in its unit: 1, 1.25, 1.5, 2, ... 8 times a power of ten."""
+    unit = unit_for(value).bytes
+    steps = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
+    power = 1
+    while value > 10 * power * unit:
+        power *= 10
+    return next((int(step * power * unit) for step in steps if step * power * unit >= value), value)

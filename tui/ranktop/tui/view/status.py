@@ -1,0 +1,98 @@
+"""The state of a rank and of a job in few words, each with a shape so that colour is never alone."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ranktop.tui.session.peers import Outlier
+from ranktop.tui.session.rank import RankView
+from ranktop.tui.view.text import Glyphs, Line, Unit, duration, human, plain, signed
+
+SHORT: Final = {
+    "parameters": "params",
+    "gradients": "grads",
+    "optimizer": "optim",
+    "activations": "act",
+}
+"""Names of categories where there is little room."""
+
+
+def rank_state(view: RankView, outlier: Outlier | None, unit: Unit, glyphs: Glyphs) -> tuple[str, str]:
+    """Return what the state column says of a rank, and its style."""
+    state = view.state
+    age = "" if view.age is None else duration(view.age)
+    if state == "silent":
+        return f"{glyphs.silent} silent {age}", "warn"
+    if state in ("failed", "killed", "vanished"):
+        return f"{glyphs.failed} {_ended(view)}", "bad"
+    if state == "ended":
+        return f"{glyphs.ended} ended", "dim"
+    if state == "missing":
+        return f"{glyphs.missing} not seen yet", "dim"
+    if state == "device lost":
+        return f"{glyphs.failed} GPU lost", "bad"
+    if state == "device no answer":
+        assert view.sample is not None
+        return f"{glyphs.alert} no answer {duration(view.sample.device.age)}", "warn"
+    if state == "starting":
+        return f"{glyphs.starting} starting", "dim"
+    if outlier is not None:
+        return f"{glyphs.alert} {_outlier(outlier, unit, glyphs)}", "bad"
+    return "  ok", "good"
+
+
+def _ended(view: RankView) -> str:
+    end = view.end
+    if end is None:
+        return view.state
+    if view.state == "killed":
+        return plain(end.detail) if end.detail.startswith("SIG") else f"killed {end.code or ''}".rstrip()
+    if view.state == "failed":
+        return plain(end.detail.split(":")[0]) or f"exit {end.code}"
+    return "vanished"
+
+
+def _outlier(outlier: Outlier, unit: Unit, glyphs: Glyphs) -> str:
+    name = SHORT.get(outlier.category, outlier.category)
+    ratio = outlier.ratio
+    if ratio is not None and abs(ratio) < 0.995:
+        return f"{name} {ratio:+.0%}"
+    return f"{name} {signed(outlier.difference, unit, 1, glyphs)}"
+
+
+def outlier_sentence(rank: int, outlier: Outlier) -> str:
+    """Say in a sentence how a rank differs from its peers."""
+    ratio = outlier.ratio
+    more = "more" if outlier.difference > 0 else "less"
+    share = "" if ratio is None else f" ({ratio:+.0%})"
+    return f"rank {rank} holds {human(abs(outlier.difference))} {more} {outlier.category} than its peers{share}"
+
+
+def end_sentence(view: RankView) -> str:
+    """Say in a sentence how a rank's process ended; empty while it lives."""
+    end = view.end
+    if end is None:
+        return ""
+    detail = plain(end.detail)
+    how = {
+        "ended": "ended by itself",
+        "failed": "failed",
+        "killed": "was killed",
+        "vanished": "vanished without a word",
+    }[view.state]
+    code = ""
+    if end.code is not None:
+        code = f" (signal {end.code})" if end.how == "signal" else f" (exit code {end.code})"
+    return f"rank {view.rank} {how}{code}" + (f": {detail}" if detail else "")
+
+
+def job_state(state: str, step_age: float | None, glyphs: Glyphs) -> Line:
+    """Say what the job as a whole does; nothing while it simply runs."""
+    if state == "stalled":
+        age = "" if step_age is None else f" {duration(step_age)}"
+        return ((f"{glyphs.alert} stalled{age}", "head bad bold"),)
+    if state == "ended":
+        return ((f"{glyphs.ended} ended", "head bold"),)
+    if state == "starting":
+        return ((f"{glyphs.starting} starting", "head"),)
+    return ()
