@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ import zmq
 from ranktop.agent.publisher import Publisher
 from ranktop.tui.session.receiver import HubSource
 from ranktop.tui.session.source import Received, Reset
-from ranktop.wire.endpoints import job_directory
+from ranktop.wire.endpoints import job_directory, secure_directory
 from ranktop.wire.schema import Body, Card, Job, Sample
 
 JOB = Job(id="a1b2c3", name="train", world_size=8)
@@ -172,6 +173,36 @@ class Watcher:
         found = until(look, timeout)
         assert found is not None
         return found
+
+
+class OtherHub:
+    """A hub that is none of ours, in a thread: answers every message with one frame."""
+
+    def __init__(self, node: Node, name: str, answer: Callable[[], bytes]) -> None:
+        secure_directory(node.directory.parent)
+        secure_directory(node.directory)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.bind(f"ipc://{node.directory / name}")
+        self._answer = answer
+        self.silent = False
+        self.questions: list[bytes] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            if self._router.poll(20):
+                address, *frames = self._router.recv_multipart()
+                self.questions.append(frames[-1])
+                if not self.silent:
+                    self._router.send_multipart([address, self._answer()])
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._context.destroy(linger=0)
 
 
 def sample(step: int, rank: int = 0, padding: int = 0) -> Sample:

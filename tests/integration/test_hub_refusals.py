@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import random
 import struct
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psutil
 import pytest
-import zmq
-from hub_harness import JOB, Node, card, fresh_node, hubs, pump, sample, until
+from hub_harness import JOB, Node, OtherHub, card, fresh_node, hubs, pump, sample, until
 
 from ranktop.agent import publisher as publisher_module
 from ranktop.tui.session.receiver import HubSource
 from ranktop.wire import codec
-from ranktop.wire.endpoints import AGENTS_SOCKET, VIEWERS_SOCKET, secure_directory
+from ranktop.wire.endpoints import AGENTS_SOCKET, VIEWERS_SOCKET
 from ranktop.wire.schema import (
     MAX_MESSAGE,
     SCHEMA_VERSION,
@@ -118,6 +116,7 @@ def test_viewer_that_asks_without_reading_is_bounded(node: Node) -> None:
     for step in range(200):
         publisher.send(sample(step, padding=20_000))
         publisher.pump()
+    until(lambda: not pump(publisher)._queue)
     hub = psutil.Process(node.hub())
     node.viewer().wait_for(lambda body: isinstance(body, Sample) and body.step == 199)
     hub_id = codec.decode_batch(ask_once(node)).hub
@@ -165,32 +164,6 @@ def test_viewer_of_another_version_gets_an_answer_that_tells_the_hubs(node: Node
     assert raw.poll(10_000)
     answer = codec.decode_batch(raw.recv())
     assert answer.items == ()
-
-
-class OtherHub:
-    """A hub of another version, in a thread: answers every message with one frame."""
-
-    def __init__(self, node: Node, name: str, answer: Callable[[], bytes]) -> None:
-        secure_directory(node.directory.parent)
-        secure_directory(node.directory)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.bind(f"ipc://{node.directory / name}")
-        self._answer = answer
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while not self._stop.is_set():
-            if self._router.poll(20):
-                address = self._router.recv_multipart()[0]
-                self._router.send_multipart([address, self._answer()])
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._context.destroy(linger=0)
 
 
 @pytest.mark.parametrize(

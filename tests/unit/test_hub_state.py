@@ -196,6 +196,17 @@ def test_new_life_clears_the_end_and_keeps_the_history() -> None:
     assert state.ranks[0].pid == 200
 
 
+def test_new_process_of_the_same_restart_is_a_new_life_too() -> None:
+    state = state_of_hub()
+    old, new = Rank(state, 0, pid=100), Rank(state, 0, pid=200)
+    old.card()
+    old.end("exit")
+    new.card()
+    assert (state.ranks[0].pid, state.ranks[0].end) == (200, None)
+    old.sample(step=6)
+    assert (state.ranks[0].pid, state.ranks[0].sample) == (200, None)
+
+
 def test_card_is_wanted_until_it_came() -> None:
     state = state_of_hub()
     rank = Rank(state)

@@ -28,6 +28,7 @@ from ranktop.wire.codec import (
 from ranktop.wire.endpoints import (
     AGENTS_SOCKET,
     LOCK_FILE,
+    LOG_BYTES,
     MARKER_FILE,
     VIEWERS_SOCKET,
     JobFile,
@@ -41,7 +42,6 @@ from ranktop.wire.schema import MAX_MESSAGE, Ack, Batch, Job
 LINGER: Final = 180.0
 """Seconds a hub stays after the last agent is gone; ``RANKTOP_HUB_LINGER`` overrides it."""
 
-_LOG_BYTES: Final = 256 * 1024
 _HOUSEKEEPING: Final = 2.0
 _MAX_ERRORS: Final = 100
 """Failed turns in a row after which a hub gives up, so that a sound one can take over."""
@@ -72,7 +72,7 @@ def serve(directory: Path, lock: int) -> int:
 def log(text: str) -> None:
     """Append to hub.log, which is this process's standard error; it starts anew when it is too large."""
     with contextlib.suppress(OSError):
-        if os.fstat(2).st_size > _LOG_BYTES:
+        if os.fstat(2).st_size > LOG_BYTES:
             os.ftruncate(2, 0)
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         os.write(2, f"{stamp} {text.rstrip()[:4000]}\n".encode(errors="replace"))

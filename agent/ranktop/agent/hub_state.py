@@ -19,6 +19,7 @@ RING_ITEMS: Final = 100_000
 
 _ITEM_OVERHEAD: Final = 200
 _MARKS: Final = 32
+_FORMER: Final = 16
 
 
 @dataclass(slots=True)
@@ -33,6 +34,8 @@ class Rank:
     card: Item | None = None
     sample: Item | None = None
     end: Item | None = None
+    former: tuple[tuple[int, int], ...] = ()
+    """(restart, pid) of lives that this one has replaced; what they still had under way is ignored."""
 
 
 @dataclass(slots=True)
@@ -124,17 +127,20 @@ class HubState:
 
     def _life(self, header: Header) -> Rank | None:
         """Return the rank in the life that the header names; None when a newer life has replaced it."""
+        life = (header.restart, header.pid)
         known = self.ranks.get(header.rank)
-        if known is not None and (known.restart, known.pid) == (header.restart, header.pid):
-            return known
         if known is None:
-            known = Rank(header.pid, header.restart, PointRing(self.job.world_size))
-        elif header.restart < known.restart:
+            rank = Rank(header.pid, header.restart, PointRing(self.job.world_size))
+        elif (known.restart, known.pid) == life:
+            return known
+        elif header.restart < known.restart or life in known.former:
             return None
         else:
-            known = Rank(header.pid, header.restart, known.history)
-        self.ranks[header.rank] = known
-        return known
+            # torchrun does not count a restart when nodes join or leave, so a new process is a new life as well.
+            former = (*known.former, (known.restart, known.pid))[-_FORMER:]
+            rank = Rank(header.pid, header.restart, known.history, former=former)
+        self.ranks[header.rank] = rank
+        return rank
 
     def _keep(self, rank: Rank, message: Body, t: float, head: bytes, body: bytes) -> None:
         if isinstance(message, End) and rank.end is not None:

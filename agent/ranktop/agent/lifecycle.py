@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import site
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Final
 
-import ranktop.wire
 from ranktop.wire.endpoints import (
     AGENTS_SOCKET,
+    LOG_BYTES,
     LOG_FILE,
     VIEWERS_SOCKET,
     JobFile,
@@ -31,6 +32,8 @@ _KEPT: Final = (
     "LD_LIBRARY_PATH",
     "PATH",
     "PYTHONHOME",
+    "PYTHONNOUSERSITE",
+    "PYTHONUSERBASE",
     "RANKTOP_HUB_LINGER",
     "RANKTOP_RUN_DIR",
     "TMPDIR",
@@ -106,6 +109,8 @@ def _start(job: Job, directory: Path, lock: int) -> None:
     write_job_file(directory, JobFile.of(job, started))
     log = os.open(directory / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     try:
+        if os.fstat(log).st_size > LOG_BYTES:
+            os.ftruncate(log, 0)
         process = subprocess.Popen(
             [sys.executable, "-m", "ranktop.agent.hub", str(directory), str(lock)],
             stdin=subprocess.DEVNULL,
@@ -130,10 +135,9 @@ def _start(job: Job, directory: Path, lock: int) -> None:
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith("LC_")}
     given = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    # A script may have found ranktop through its own sys.path; the hub must find the same one.
+    # A script may have found ranktop through its own sys.path; the hub must find the same one. Site folders are
+    # found anyway, and in front of the standard library they might hide parts of it.
     roots = [os.path.dirname(os.path.abspath(root)) for root in sys.modules["ranktop"].__path__]
+    roots = [root for root in roots if root not in (*site.getsitepackages(), site.getusersitepackages())]
     kept["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*given, *roots]))
     return kept
-
-
-assert ranktop.wire  # the import above is what puts the namespace package into sys.modules

@@ -30,6 +30,8 @@ JOB_FILE: Final = "job.json"
 MARKER_FILE: Final = "hub.id"
 """Written by a hub at its start, removed at its end: a hub that finds one replaces a killed hub."""
 LOG_FILE: Final = "hub.log"
+LOG_BYTES: Final = 256 * 1024
+"""Size above which hub.log starts anew."""
 JOB_DIRECTORY_FILES: Final = (AGENTS_SOCKET, VIEWERS_SOCKET, JOB_FILE, MARKER_FILE, LOG_FILE, LOCK_FILE)
 """Every file of a job's directory; the lock last, because it goes last."""
 
@@ -92,9 +94,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
 
     def job(self) -> Job:
         """Return the job's identity."""
-        return Job(
-            id=self.id, name=self.name, world_size=self.world_size, launcher=self.launcher, run_id=self.run_id
-        )
+        return Job(id=self.id, name=self.name, world_size=self.world_size, launcher=self.launcher, run_id=self.run_id)
 
 
 def run_directory(create: bool) -> Path:
@@ -140,9 +140,7 @@ def _is_own_directory(path: str) -> bool:
         status = os.stat(path)
     except OSError:
         return False
-    return (
-        stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and os.access(path, os.W_OK | os.X_OK)
-    )
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and os.access(path, os.W_OK | os.X_OK)
 
 
 def secure_directory(path: Path) -> None:
@@ -186,9 +184,7 @@ def _user_name(uid: int) -> str:
 def job_directory(job_id: str) -> Path:
     """Return the directory of a job, made or not; RunDirectoryError for an impossible id."""
     if not _JOB_ID.fullmatch(job_id):
-        raise RunDirectoryError(
-            f"{clean(job_id)[:40]!r} is no job's id (at most 32 letters, digits, '-', '_')"
-        )
+        raise RunDirectoryError(f"{clean(job_id)[:40]!r} is no job's id (at most 32 letters, digits, '-', '_')")
     directory = run_directory(create=False) / job_id
     socket_path(directory, VIEWERS_SOCKET)
     return directory
