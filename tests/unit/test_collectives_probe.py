@@ -43,6 +43,15 @@ def positions() -> dict[str, GroupPosition]:
     return {group.description: group for group in found.groups}
 
 
+def completed() -> dict[str, GroupPosition]:
+    """Positions once all that was enqueued is completed: gloo's own threads note it a little later."""
+    deadline = time.monotonic() + 10
+    while any(group.completed != group.enqueued for group in (found := positions()).values()):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.005)
+    return found
+
+
 def test_without_a_process_group_there_is_a_reason() -> None:
     assert CollectiveProbe().read().reason == "no process group"
 
@@ -64,9 +73,7 @@ def test_each_group_has_its_own_count() -> None:
     for name, count in counts.items():
         for _ in range(count):
             dist.all_reduce(tensor, group=groups.get(name))
-    deadline = time.monotonic() + 10
-    while (found := positions())["default_pg"].completed != 5 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    found = completed()
     assert {name: (group.enqueued, group.completed) for name, group in found.items()} == {
         name: (count, count) for name, count in counts.items()
     }
@@ -77,8 +84,8 @@ def test_each_group_has_its_own_count() -> None:
 @pytest.mark.usefixtures("world")
 def test_a_group_that_is_gone_does_not_lend_its_position_to_another() -> None:
     tensor = torch.ones(4)
-    old = dist.new_group([0], group_desc="old")
     kept = dist.new_group([0], group_desc="kept")
+    old = dist.new_group([0], group_desc="old")
     for _ in range(7):
         dist.all_reduce(tensor, group=old)
     dist.all_reduce(tensor, group=kept)
@@ -86,7 +93,7 @@ def test_a_group_that_is_gone_does_not_lend_its_position_to_another() -> None:
     new = dist.new_group([0], group_desc="new")
     for _ in range(3):
         dist.all_reduce(tensor, group=new)
-    found = positions()
+    found = completed()
     assert set(found) == {"default_pg", "kept", "new"}
     assert (found["kept"].enqueued, found["kept"].completed) == (1, 1)
     assert (found["new"].enqueued, found["new"].completed) == (3, 3)
@@ -114,10 +121,12 @@ def test_a_recorder_of_torch() -> None:
 class NcclGroup:
     """What the probe touches of a ProcessGroup with an NCCL backend (torch/_C/_distributed_c10d.pyi)."""
 
-    def __init__(self, name: str, uid: int, sequence: int) -> None:
+    def __init__(self, name: str, uid: int | None, sequence: int) -> None:
         self.group_name = name
         self.group_desc = f"mesh_{name}"
-        self.backend = SimpleNamespace(uid=uid, _get_sequence_number_for_group=lambda: sequence)
+        self.backend = SimpleNamespace(_get_sequence_number_for_group=lambda: sequence)
+        if uid is not None:
+            self.backend.uid = uid
 
     def size(self) -> int:
         return 8
@@ -158,6 +167,13 @@ def test_nccl_groups_are_told_apart_by_their_own_number(monkeypatch: pytest.Monk
     by_name = {group.name: group for group in found.groups}
     assert by_name["0"] == GroupPosition(name="0", description="mesh_0", size=8, enqueued=40, completed=38)
     assert by_name["3"] == GroupPosition(name="3", description="mesh_3", size=8, enqueued=40, completed=39)
+
+
+def test_groups_without_a_number_are_told_apart_by_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = {NcclGroup(name, uid=None, sequence=4): "gloo" for name in ("0", "1")}
+    pretend(monkeypatch, groups, _dump_fr_trace_json=dump({3: (4, 4), 5: (4, 2), 6: (9, 9)}))
+    found = CollectiveProbe().read()
+    assert [(group.name, group.completed) for group in found.groups] == [("0", 4), ("1", 2)]
 
 
 @pytest.mark.parametrize(

@@ -144,8 +144,12 @@ def test_a_device_that_answers_nothing_is_named_and_comes_back(nvml_stub: NvmlSt
         age = reading["age"]
         later = client.until(sick, lambda r, age=age: r["age"] > age)  # type: ignore[misc]
         assert later["state"] == state
+        calls = len(nvml_stub.calls())
         nvml_stub.update({"d0.*.ret": None})
         assert client.until(sick, lambda r: r["state"] == "ok")["utilization"] == 50
+        # A handle of before may be of no use any more, and so may NVML's state.
+        again = [name for _, name in nvml_stub.calls()[calls:]]
+        assert again.index("nvmlInitWithFlags") < again.index("nvmlDeviceGetHandleByUUID")
 
 
 def test_an_nvml_that_does_not_start_is_named_and_may_start_later(nvml_stub: NvmlStub, nvml_client: Start) -> None:
