@@ -46,9 +46,11 @@ def positions() -> dict[str, GroupPosition]:
 def completed() -> dict[str, GroupPosition]:
     """Positions once all that was enqueued is completed: gloo's own threads note it a little later."""
     deadline = time.monotonic() + 10
-    while any(group.completed != group.enqueued for group in (found := positions()).values()):
+    found = positions()
+    while any(group.completed != group.enqueued for group in found.values()):
         assert time.monotonic() < deadline, found
         time.sleep(0.005)
+        found = positions()
     return found
 
 
