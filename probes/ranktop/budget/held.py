@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 from ranktop.budget.inventory import Kind
 from ranktop.budget.optimizers import Piece, optimizer_amount
@@ -36,9 +37,38 @@ def whole_piece(kind: Kind) -> Piece:
 def held(parameters: Amount, gradients: Amount, pieces: Iterable[Piece], plan: Plan) -> Held:
     """Add what the optimizers keep for ``pieces`` to the bytes of parameters and gradients."""
     pieces = list(pieces)
+    if plan.precision.master:
+        return _with_masters(parameters, gradients, pieces, plan)
     return Held(
         parameters,
         gradients,
         optimizer_amount(pieces, plan),
         optimizer_amount(pieces, plan, before_first_step=True),
     )
+
+
+def _with_masters(parameters: Amount, gradients: Amount, pieces: list[Piece], plan: Plan) -> Held:
+    """Count a master copy of every trainable low-precision parameter that no optimizer updates by itself.
+
+    The copies and their states belong to the optimizer. Their gradients exist only while the script lets them.
+    """
+    item = DTYPE_BYTES[plan.precision.master or "float32"]
+    copied = [piece for piece in pieces if piece.trainable and piece.group < 0 and piece.itemsize < item]
+    masters = sum(item * prod(piece.shape) for piece in copied)
+    updated = [
+        replace(piece, itemsize=item, group=0) if piece.trainable and piece.group < 0 else piece for piece in pieces
+    ]
+    after = optimizer_amount(updated, plan)
+    before = optimizer_amount(updated, plan, before_first_step=True)
+    rule = f"{plan.precision.master} master copies"
+    return Held(
+        parameters,
+        replace(gradients, rule=f"{gradients.rule}; up to {masters} bytes more for the master copies", slack=masters),
+        _more(after, masters, rule),
+        _more(before, masters, rule),
+    )
+
+
+def _more(amount: Amount, extra: int, rule: str) -> Amount:
+    known = None if amount.bytes is None else amount.bytes + extra
+    return replace(amount, bytes=known, rule=f"{rule}; {amount.rule}")

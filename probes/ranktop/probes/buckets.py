@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -26,17 +25,17 @@ class Buckets:
         return sum(self.sizes)
 
 
-def ddp_wrappers(root: nn.Module) -> Iterator[DistributedDataParallel]:
-    """Yield the DDP wrappers in a model."""
-    return (module for module in root.modules() if isinstance(module, DistributedDataParallel))
+def ddp_wrappers(modules: Iterable[Any]) -> list[DistributedDataParallel]:
+    """Return the DDP wrappers among modules."""
+    return [module for module in modules if isinstance(module, DistributedDataParallel)]
 
 
-def ddp_buckets(root: nn.Module) -> Buckets:
+def ddp_buckets(modules: Iterable[Any]) -> Buckets:
     """Return the reducer's buckets of every DDP wrapper in a model; they hold no padding."""
     sizes: list[int] = []
     views = False
     reasons: dict[str, str] = {}
-    for wrapper in ddp_wrappers(root):
+    for wrapper in ddp_wrappers(modules):
         views |= bool(getattr(wrapper, "gradient_as_bucket_view", False))
         try:
             data: dict[str, Any] = getattr(wrapper, "_get_ddp_logging_data")()  # noqa: B009 (untyped)

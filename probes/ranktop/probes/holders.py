@@ -7,12 +7,14 @@ for DTensors, refuses tensors that have one.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+
+from ranktop.probes.structure import Structure
 
 
 class Gone(Exception):
@@ -29,8 +31,8 @@ class PlainModule:
     """Identities of the parameters when walked."""
     types: tuple[torch.dtype, ...]
     trainable: tuple[bool, ...]
-    all: bool
-    """True when ``names`` are all the parameters that the module has."""
+    whole: bool
+    """True when ``names`` are everything in the module's ``_parameters``."""
 
     def tensors(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of now; raises Gone when they are not the ones walked."""
@@ -46,7 +48,7 @@ class PlainModule:
     def changed(self) -> bool:
         """Return whether a parameter was replaced, cast, frozen or unfrozen since the walk."""
         module = self.module()
-        if module is None or (self.all and len(module._parameters) < len(self.names)):
+        if module is None or (self.whole and len(module._parameters) != len(self.names)):
             return True
         now = [module._parameters.get(name) for name in self.names]
         return (
@@ -196,12 +198,15 @@ class Holders:
         try:
             for holder in self.plain:
                 parameters = holder.module()._parameters  # type: ignore[union-attr]
-                for name in holder.names:
-                    append(parameters[name].grad is not None)  # type: ignore[union-attr]
+                if holder.whole:
+                    for parameter in parameters.values():
+                        append(parameter.grad is not None)  # type: ignore[union-attr]
+                else:
+                    for name in holder.names:
+                        append(parameters[name].grad is not None)  # type: ignore[union-attr]
             for group in self.groups:
                 alive = group.group()
-                for parameter in alive.fsdp_params:  # type: ignore[union-attr]
-                    append(parameter.sharded_param.grad is not None)
+                found += [p.sharded_param.grad is not None for p in alive.fsdp_params]  # type: ignore[union-attr]
                 if not (getattr(alive, "reduce_grads", True) and getattr(alive, "all_reduce_grads", True)):
                     group.accumulates = True
                 if group.accumulates:
@@ -221,81 +226,26 @@ class Holders:
         return (holders + holders)[start : start + size], (start + size) % len(holders)
 
 
-def fsdp2_groups(module: nn.Module) -> list[Any]:
-    """Return the FSDP2 parameter groups that ``fully_shard`` has put on a module (none for most modules)."""
-    get_state = getattr(module, "_get_fsdp_state", None)
-    if get_state is None:
-        return []
-    try:
-        state = get_state()
-    except Exception:
-        return []
-    groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:
-        group = getattr(state, "_fsdp_param_group", None)
-        groups = [] if group is None else [group]
-    return list(groups)
-
-
-def fsdp1_handle(module: nn.Module) -> Any | None:
-    """Return the handle of the flat parameter that an FSDP1 wrapper manages, None for other modules."""
-    handle = module.__dict__.get("_handle")
-    if handle is None or not hasattr(handle, "flat_param"):
-        return None
-    return handle
-
-
-def managed_names(groups: Iterable[Any], handles: Iterable[Any]) -> dict[int, set[str]]:
-    """Return the parameters that FSDP manages: id of the module -> their names in it."""
-    names: dict[int, set[str]] = {}
-    for group in groups:
-        for parameter in group.fsdp_params:
-            info = parameter._module_info
-            names.setdefault(id(info.module), set()).add(info.param_name)
-            for module, name in zip(info.shared_modules, info.shared_param_names, strict=True):
-                names.setdefault(id(module), set()).add(name)
-    for handle in handles:
-        flat = handle.flat_param
-        for info in (*flat._param_infos, *flat._shared_param_infos):
-            names.setdefault(id(info.module), set()).add(info.param_name)
-        wrapper = getattr(handle, "_fully_sharded_module", None)
-        if wrapper is not None:
-            names.setdefault(id(wrapper), set()).add("_flat_param")
-    return names
-
-
-def find_holders(root: nn.Module) -> Holders:
-    """Walk the modules of ``root`` and return where its parameters live."""
+def find_holders(structure: Structure) -> Holders:
+    """Return where the parameters of a model live."""
     holders = Holders()
-    modules = list(root.modules())
-    groups = list({id(g): g for module in modules for g in fsdp2_groups(module)}.values())
-    handles = [h for h in map(fsdp1_handle, modules) if h is not None]
-    managed = managed_names(groups, handles)
-    flat_ids = {id(h.flat_param) for h in handles}
-    for module in modules:
-        skip = managed.get(id(module), ())
-        items = [
-            (name, p)
-            for name, p in module._parameters.items()
-            if p is not None and name not in skip and id(p) not in flat_ids
-        ]
-        if items:
-            held = [p for _, p in items]
-            holders.plain.append(
-                PlainModule(
-                    weakref.ref(module),
-                    tuple(name for name, _ in items),
-                    tuple(map(id, held)),
-                    tuple(p.dtype for p in held),
-                    tuple(p.requires_grad for p in held),
-                    len(items) == len(module._parameters),
-                )
+    for module, items in structure.plain():
+        held = [p for _, p in items]
+        holders.plain.append(
+            PlainModule(
+                weakref.ref(module),
+                tuple(name for name, _ in items),
+                tuple(map(id, held)),
+                tuple(p.dtype for p in held),
+                tuple(p.requires_grad for p in held),
+                len(items) == len(module._parameters),
             )
-    for group in groups:
+        )
+    for group in structure.groups:
         sharded = ShardedGroup(weakref.ref(group))
         sharded.key = sharded.state()
         holders.groups.append(sharded)
-    for handle in handles:
+    for _, handle in structure.handles:
         flat = FlatHandle(weakref.ref(handle))
         flat.key = flat.state()
         holders.flats.append(flat)

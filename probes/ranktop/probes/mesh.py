@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
 
 from ranktop.budget.plan import Layout
 from ranktop.probes.buckets import ddp_wrappers
-from ranktop.probes.holders import fsdp1_handle, fsdp2_groups
+from ranktop.probes.structure import Structure
 
 
 def world_size() -> int:
@@ -28,16 +27,13 @@ def size_and_rank(group: Any) -> tuple[int, int]:
     return max(1, int(group.size())), max(0, int(group.rank()))
 
 
-def data_axes(root: nn.Module) -> dict[str, int]:
+def data_axes(structure: Structure) -> dict[str, int]:
     """Return the replicate and shard axes of FSDP2, FSDP1 or DDP, whichever holds the model."""
-    groups = [group for module in root.modules() for group in fsdp2_groups(module)]
-    if groups:
-        return _fsdp2_axes(groups)
-    for module in root.modules():
-        handle = fsdp1_handle(module)
-        if handle is not None:
-            return _fsdp1_axes(module, handle)
-    for wrapper in ddp_wrappers(root):
+    if structure.states:
+        return _fsdp2_axes(structure.groups)
+    for module, handle in structure.handles:
+        return _fsdp1_axes(module, handle)
+    for wrapper in ddp_wrappers(structure.modules):
         size, rank = size_and_rank(wrapper.process_group)
         return {"replicate": size, "replicate_rank": rank}
     return {}
@@ -65,14 +61,13 @@ def _fsdp1_axes(wrapper: Any, handle: Any) -> dict[str, int]:
     return {"shard": size, "shard_rank": rank, "replicate": replicas, "replicate_rank": replica}
 
 
-def tensor_axes(root: nn.Module) -> dict[str, int]:
+def tensor_axes(structure: Structure) -> dict[str, int]:
     """Return the tensor-parallel axis: the mesh axes along which some parameter is split before any FSDP."""
-    groups = [group for module in root.modules() for group in fsdp2_groups(module)]
-    if groups:
-        sharded = [p for group in groups for p in group.fsdp_params]
+    if structure.states:
+        sharded = [p for group in structure.groups for p in group.fsdp_params]
         specs = [getattr(p, "_unsharded_dtensor_spec", None) or getattr(p, "_tp_spec", None) for p in sharded]
     else:
-        specs = [getattr(p, "_spec", None) for p in root.parameters()]
+        specs = [getattr(p, "_spec", None) for _, items in structure.plain() for _, p in items]
     for spec in specs:
         if spec is None:
             continue
@@ -96,10 +91,11 @@ def pipeline_stages() -> Iterator[Any]:
             yield thing
 
 
-def pipeline_axes(root: nn.Module) -> tuple[dict[str, int], tuple[str, ...]]:
+def pipeline_axes(structure: Structure) -> tuple[dict[str, int], tuple[str, ...]]:
     """Return the pipeline axis of the stage that runs ``root``, and what to note about it."""
     stages = list(pipeline_stages())
-    inside = {id(module) for module in root.modules()}
+    root = structure.modules[0]
+    inside = {id(module) for module in structure.modules}
     for stage in stages:
         submodule = getattr(stage, "submod", None)
         if submodule is None:
@@ -107,14 +103,12 @@ def pipeline_axes(root: nn.Module) -> tuple[dict[str, int], tuple[str, ...]]:
         if id(submodule) in inside or any(module is root for module in submodule.modules()):
             notes: tuple[str, ...] = ()
             if stage.num_stages > stage.group_size:
-                notes = (
-                    f"{len(stages)} pipeline stages run here, only stage {stage.stage_index} is counted",
-                )
+                notes = (f"{len(stages)} pipeline stages run here, only stage {stage.stage_index} is counted",)
             return {"pipeline": stage.num_stages, "pipeline_rank": stage.stage_index}, notes
     return {}, ()
 
 
-def layout_of(root: nn.Module) -> tuple[Layout, tuple[str, ...]]:
+def layout_of(structure: Structure) -> tuple[Layout, tuple[str, ...]]:
     """Return the layout of a model and what to note about it."""
-    pipeline, notes = pipeline_axes(root)
-    return Layout(world_size=world_size(), **data_axes(root), **tensor_axes(root), **pipeline), notes
+    pipeline, notes = pipeline_axes(structure)
+    return Layout(world_size=world_size(), **data_axes(structure), **tensor_axes(structure), **pipeline), notes

@@ -19,6 +19,7 @@ from ranktop.probes.holders import Gone, Holders, find_holders
 from ranktop.probes.parameters import inventory_of
 from ranktop.probes.reading import Resident
 from ranktop.probes.storages import Ledger
+from ranktop.probes.structure import structure_of
 
 WINDOW: Final = 24
 """Modules that one look compares with the last walk; the look goes round all of them."""
@@ -54,7 +55,7 @@ class ModelProbe:
         self._at = 0
         self._holders = Holders()
         self._extras: list[tuple[weakref.ref[Any], int, int, bool]] = []
-        self._inventory = Inventory()
+        self._inventory: Inventory | None = None
         self._parameters = self._buffers = self._bucket_bytes = self._masters = 0
         self._bucket_views = False
         self._reasons: dict[str, str] = {}
@@ -114,10 +115,16 @@ class ModelProbe:
         return Resident(self._parameters, gradients, states, self._buffers + free_buckets, self._reasons)
 
     def inventory(self) -> Inventory:
-        """Return the parameters as of the last walk."""
+        """Return the parameters as of the last walk (listed when first asked for)."""
         root = self._root()
         engine = None if root is None else engines.find(root)
-        return self._inventory if engine is None else engines.inventory(engine)
+        if engine is not None:
+            return engines.inventory(engine)
+        if self._inventory is None:
+            if root is None:
+                return Inventory()
+            self._inventory = inventory_of(structure_of(root), self.optimizers(), self._device)
+        return self._inventory
 
     def gradients_exist(self) -> bool:
         """Return whether any gradient exists now."""
@@ -141,17 +148,18 @@ class ModelProbe:
 
     def _walk(self, root: nn.Module) -> None:
         optimizers = self.optimizers()
-        self._holders = find_holders(root)
+        structure = structure_of(root)
+        self._holders = find_holders(structure)
         ledger = Ledger(self._device)
         self._parameters = ledger.total(self._holders.parameters())
-        self._inventory = inventory_of(root, optimizers, self._device)
+        self._inventory = None
         self._walk_extras(optimizers, ledger)
         self._keys = frozenset(ledger.seen)
         self._patterns = {}
         ledger.total(self._gradients())
         self._states = (self._state_key(), self._masters + self._count_states(optimizers, ledger))
-        self._buffers = ledger.total(root.buffers())
-        found = buckets.ddp_buckets(root)
+        self._buffers = ledger.total(structure.buffers())
+        found = buckets.ddp_buckets(structure.modules)
         self._bucket_bytes, self._bucket_views, self._reasons = found.bytes, found.views, found.reasons
         self._dirty = False
         self._walked = True

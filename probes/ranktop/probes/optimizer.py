@@ -47,7 +47,11 @@ def state_of(optimizer: Any) -> dict[Any, Any]:
 def state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors that an optimizer keeps, for all its parameters."""
     for kept in list(state_of(optimizer).values()):
-        yield from nested_tensors(kept)
+        for value in kept.values() if isinstance(kept, dict) else (kept,):
+            if isinstance(value, torch.Tensor):
+                yield value
+            elif isinstance(value, (dict, list, tuple)):
+                yield from nested_tensors(value)
 
 
 def parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
@@ -144,7 +148,5 @@ def describe(optimizers: Sequence[Any]) -> tuple[OptimizerPlan, tuple[OptimizerP
             plans.append(OptimizerPlan(name=name, count=len(optimizers), options=options, states=states))
     if not plans:
         return OptimizerPlan(), ()
-    alike = all(
-        (p.name, p.options, p.states) == (plans[0].name, plans[0].options, plans[0].states) for p in plans
-    )
+    alike = all((p.name, p.options, p.states) == (plans[0].name, plans[0].options, plans[0].states) for p in plans)
     return plans[0], () if alike else tuple(plans)

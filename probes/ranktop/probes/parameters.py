@@ -9,38 +9,32 @@ import torch
 from torch import nn
 
 from ranktop.budget.inventory import Inventory, Kind
-from ranktop.probes.holders import fsdp1_handle, fsdp2_groups, managed_names
 from ranktop.probes.optimizer import dtype_name
 from ranktop.probes.storages import Ledger
+from ranktop.probes.structure import Structure
 
 
-def inventory_of(root: nn.Module, optimizers: list[Any], device: torch.device) -> Inventory:
+def inventory_of(structure: Structure, optimizers: list[Any], device: torch.device) -> Inventory:
     """Return the inventory of a model as this rank holds it, each shared parameter once."""
-    modules = list(root.modules())
-    groups = list({id(g): g for module in modules for g in fsdp2_groups(module)}.values())
-    handles = [h for h in map(fsdp1_handle, modules) if h is not None]
     group_of = optimizer_groups(optimizers)
-    managed = managed_names(groups, handles)
     sharded: dict[int, list[Kind]] = {}
-    for unit, group in enumerate(groups):
+    for unit, group in enumerate(structure.groups):
         for module, kind in _fsdp2_kinds(group, unit, group_of):
             sharded.setdefault(id(module), []).append(kind)
-    for unit, handle in enumerate(handles):
+    for unit, (_, handle) in enumerate(structure.handles):
         for module, kind in _fsdp1_kinds(handle, unit, group_of):
             sharded.setdefault(id(module), []).append(kind)
-    flat_ids = {id(h.flat_param) for h in handles}
-    outside = -1 if groups or handles else 0
+    outside = -1 if sharded else 0
+    plain = {id(module): items for module, items in structure.plain()}
     kinds: list[Kind] = []
     seen: set[int] = set()
-    for module in modules:
+    for module in structure.modules:
         kinds += sharded.get(id(module), ())
-        skip = managed.get(id(module), ())
-        for name, parameter in module._parameters.items():
-            if parameter is None or name in skip or id(parameter) in seen or id(parameter) in flat_ids:
-                continue
-            seen.add(id(parameter))
-            kinds.append(plain_kind(parameter, outside, group_of.get(id(parameter), -1)))
-    return Inventory.of(kinds, Ledger(device).total(root.buffers()))
+        for _, parameter in plain.get(id(module), ()):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                kinds.append(plain_kind(parameter, outside, group_of.get(id(parameter), -1)))
+    return Inventory.of(kinds, Ledger(device).total(structure.buffers()))
 
 
 def optimizer_groups(optimizers: list[Any]) -> dict[int, int]:

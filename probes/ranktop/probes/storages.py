@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -57,8 +57,30 @@ class Ledger:
         return total
 
     def total(self, tensors: Iterable[Any]) -> int:
-        """Return the bytes that all of ``tensors`` add."""
-        return sum(map(self.add, tensors))
+        """Return the bytes that all of ``tensors`` add; None among them adds nothing."""
+        host, index, seen, total = self._index < 0, self._index, self.seen, 0
+        for each in tensors:
+            tensor = each
+            if type(tensor) not in _PLAIN:
+                tensor = getattr(tensor, "_local_tensor", None)  # a DTensor's shard
+                if type(tensor) not in _PLAIN:
+                    total += self.add(each)
+                    continue
+            if not (tensor.is_cpu if host else tensor.get_device() == index):
+                continue
+            try:
+                storage = tensor.untyped_storage()
+            except (NotImplementedError, RuntimeError):  # sparse
+                total += self.add(tensor)
+                continue
+            key = storage._cdata
+            if key not in seen:
+                seen.add(key)
+                total += storage.nbytes()
+        return total
+
+
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
 def _index(device: torch.device) -> int:

@@ -12,9 +12,9 @@ from torch import nn
 
 from ranktop.budget.plan import Batch, Ddp, Fsdp, Layout, OptimizerPlan, Plan, Precision
 from ranktop.probes import buckets, engines, mesh, optimizer
-from ranktop.probes.holders import fsdp1_handle, fsdp2_groups
 from ranktop.probes.precision import precision_of
 from ranktop.probes.storages import is_host
+from ranktop.probes.structure import Structure, structure_of
 
 _T = TypeVar("_T")
 
@@ -34,9 +34,7 @@ class Seen:
     """Dtype name of the root's floating-point outputs, where that is the compute dtype."""
 
 
-def detect(
-    root: nn.Module, optimizers: Sequence[Any], device: torch.device, seen: Seen | None = None
-) -> Plan:
+def detect(root: nn.Module, optimizers: Sequence[Any], device: torch.device, seen: Seen | None = None) -> Plan:
     """Return the plan of a live model. Never raises: what can't be told is in ``Plan.notes``."""
     seen = seen or Seen()
     notes: list[str] = []
@@ -47,10 +45,11 @@ def detect(
             return plan
     each: list[Any] = _guarded(lambda: optimizer.distinct(optimizers), [], "the optimizers", notes)
     unknown: tuple[Layout, tuple[str, ...]] = Layout(), ()
-    layout, more = _guarded(lambda: mesh.layout_of(root), unknown, "the ranks' layout", notes)
+    structure = structure_of(root)
+    layout, more = _guarded(lambda: mesh.layout_of(structure), unknown, "the ranks' layout", notes)
     notes += more
-    options = _guarded(lambda: fsdp_options(root), None, "FSDP's options", notes)
-    ddp = _guarded(lambda: ddp_options(root), None, "DDP's options", notes)
+    options = _guarded(lambda: fsdp_options(structure), None, "FSDP's options", notes)
+    ddp = _guarded(lambda: ddp_options(structure), None, "DDP's options", notes)
     redundancy = any(type(o).__name__ == "ZeroRedundancyOptimizer" for o in each)
     bare: tuple[OptimizerPlan, tuple[OptimizerPlan, ...]] = OptimizerPlan(count=len(each)), ()
     first, groups = _guarded(
@@ -60,15 +59,15 @@ def detect(
         notes,
     )
     precision = _guarded(
-        lambda: precision_of(root, each, seen.autocast, seen.compute), Precision(), "the precision", notes
+        lambda: precision_of(structure, each, seen.autocast, seen.compute), Precision(), "the precision", notes
     )
-    checkpointing = _guarded(lambda: checkpointing_of(root), None, "checkpointing", notes)
+    checkpointing = _guarded(lambda: checkpointing_of(structure), None, "checkpointing", notes)
     if checkpointing is None:
         notes.append("activation checkpointing by torch.utils.checkpoint cannot be seen from outside")
-    if _guarded(lambda: has_sparse_gradients(root), False, "sparse gradients", notes):
+    if _guarded(lambda: has_sparse_gradients(structure), False, "sparse gradients", notes):
         notes.append("an embedding has sparse gradients, whose size follows the data")
     return Plan(
-        strategy=_strategy(root, layout, options, ddp, redundancy),
+        strategy=_strategy(structure, layout, options, ddp, redundancy),
         layout=layout,
         ddp=ddp,
         fsdp=options,
@@ -81,7 +80,7 @@ def detect(
             accumulation=seen.accumulation,
         ),
         checkpointing=checkpointing,
-        compiled=_guarded(lambda: is_compiled(root), False, "torch.compile", notes),
+        compiled=_guarded(lambda: is_compiled(structure), False, "torch.compile", notes),
         gradients_at=seen.gradients_at or Plan().gradients_at,
         notes=tuple(notes),
         groups=groups,
@@ -98,46 +97,42 @@ def _guarded(ask: Callable[[], _T], otherwise: _T, what: str, notes: list[str]) 
         return otherwise
 
 
-def _strategy(root: nn.Module, layout: Layout, fsdp: Fsdp | None, ddp: Ddp | None, redundancy: bool) -> str:
+def _strategy(structure: Structure, layout: Layout, fsdp: Fsdp | None, ddp: Ddp | None, redundancy: bool) -> str:
     if fsdp is not None:
         return f"fsdp{fsdp.version}"
     if ddp is not None:
         return "zero-redundancy" if redundancy else "ddp"
-    if any(isinstance(module, nn.DataParallel) and len(module.device_ids) > 1 for module in root.modules()):
+    if any(isinstance(module, nn.DataParallel) and len(module.device_ids) > 1 for module in structure.modules):
         return "dp"
     if layout.tensor > 1:
         return "tp"
     return "pp" if layout.pipeline > 1 else "single"
 
 
-def ddp_options(root: nn.Module) -> Ddp | None:
+def ddp_options(structure: Structure) -> Ddp | None:
     """Return DDP's options, None for a model without it."""
-    for wrapper in buckets.ddp_wrappers(root):
+    for wrapper in buckets.ddp_wrappers(structure.modules):
         return Ddp(
             gradient_as_bucket_view=bool(getattr(wrapper, "gradient_as_bucket_view", False)),
-            bucket_bytes=buckets.ddp_buckets(root).sizes,
+            bucket_bytes=buckets.ddp_buckets(structure.modules).sizes,
             static_graph=bool(getattr(wrapper, "static_graph", False)),
         )
     return None
 
 
-def fsdp_options(root: nn.Module) -> Fsdp | None:
+def fsdp_options(structure: Structure) -> Fsdp | None:
     """Return the options of FSDP1 or FSDP2, None for a model without them."""
-    modules: list[Any] = list(root.modules())
-    states = [(module._get_fsdp_state(), group) for module in modules for group in fsdp2_groups(module)]
-    if states:
-        return _fsdp2_options(states)
-    for module in modules:
-        handle = fsdp1_handle(module)
-        if handle is not None:
-            name = handle._sharding_strategy.name.lower()
-            strategy = getattr(getattr(module, "sharding_strategy", None), "name", name).lower()
-            return Fsdp(
-                version=1,
-                sharding=_FSDP1.get(strategy, strategy),
-                use_orig_params=bool(handle._use_orig_params),
-                cpu_offload=bool(handle._offload_params),
-            )
+    if structure.states:
+        return _fsdp2_options(structure.states)
+    for module, handle in structure.handles:
+        name = handle._sharding_strategy.name.lower()
+        strategy = getattr(getattr(module, "sharding_strategy", None), "name", name).lower()
+        return Fsdp(
+            version=1,
+            sharding=_FSDP1.get(strategy, strategy),
+            use_orig_params=bool(handle._use_orig_params),
+            cpu_offload=bool(handle._offload_params),
+        )
     return None
 
 
@@ -168,10 +163,10 @@ def _fsdp2_options(states: list[tuple[Any, Any]]) -> Fsdp:
     )
 
 
-def checkpointing_of(root: nn.Module) -> str | None:
+def checkpointing_of(structure: Structure) -> str | None:
     """Return how activations are checkpointed where modules show it: wrappers, or a model's own switch."""
     switches: list[bool] = []
-    for module in root.modules():
+    for module in structure.modules:
         if type(module).__name__ == "CheckpointWrapper":
             keywords = getattr(module.__dict__.get("checkpoint_fn"), "keywords", {})
             return "selective" if keywords.get("context_fn") else "full"
@@ -183,17 +178,17 @@ def checkpointing_of(root: nn.Module) -> str | None:
     return "full" if any(switches) else "none"
 
 
-def is_compiled(root: nn.Module) -> bool:
+def is_compiled(structure: Structure) -> bool:
     """Return whether the model or a part of it runs through ``torch.compile``."""
     return any(
         type(module).__name__ == "OptimizedModule" or module.__dict__.get("_compiled_call_impl") is not None
-        for module in root.modules()
+        for module in structure.modules
     )
 
 
-def has_sparse_gradients(root: nn.Module) -> bool:
+def has_sparse_gradients(structure: Structure) -> bool:
     """Return whether an embedding asks for sparse gradients."""
-    return any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse for m in root.modules())
+    return any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse for m in structure.modules)
 
 
 def batch_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | None, int | None]:
