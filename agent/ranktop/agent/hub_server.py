@@ -42,6 +42,8 @@ from ranktop.wire.schema import MAX_MESSAGE, Ack, Batch, Job
 LINGER: Final = 180.0
 """Seconds a hub stays after the last agent is gone; ``RANKTOP_HUB_LINGER`` overrides it."""
 
+_FIRST_WORD: Final = 15.0
+"""Seconds a new hub waits for the first word of an agent."""
 _HOUSEKEEPING: Final = 2.0
 _MAX_ERRORS: Final = 100
 """Failed turns in a row after which a hub gives up, so that a sound one can take over."""
@@ -96,14 +98,16 @@ class HubServer:
         self._viewers = Viewers(self.state)
         self._presence = Presence()
         self._wrong_versions: set[int] = set()
+        self._stay = _FIRST_WORD
         self._linger = _linger()
         self._alone_since = now
         self._next_housekeeping = now
         self._stopping = False
         self._catch_signals()
         self._note_replacement(now)
-        self._open_sockets()
+        # Before the sockets: a viewer takes a socket that answers for a job whose file is complete.
         write_job_file(directory, self._entry)
+        self._open_sockets()
 
     def _catch_signals(self) -> None:
         self._wake_in, self._wake_out = socket.socketpair()
@@ -184,7 +188,7 @@ class HubServer:
     def _timeout(self) -> float:
         """Seconds until something is due, at most 1."""
         now = time.monotonic()
-        ends = self._alone_since + self._linger if self._presence.alone else None
+        ends = self._alone_since + self._stay if self._presence.alone else None
         due = [when for when in (ends, self._presence.deadline(), self._viewers.deadline()) if when is not None]
         return max(0.0, min([*due, now + 1.0]) - now)
 
@@ -210,6 +214,7 @@ class HubServer:
             self._refuse(now, error)
             return False
         self._presence.follow(header, now)
+        self._stay = self._linger
         return self.state.wants_card(header)
 
     def _refuse(self, now: float, error: WireError) -> None:
@@ -252,7 +257,7 @@ class HubServer:
     def _consider_end(self, now: float) -> None:
         if not self._presence.alone:
             self._alone_since = now
-        elif now - self._alone_since >= self._linger:
+        elif now - self._alone_since >= self._stay:
             self._stopping = True
 
     def _keep_house(self) -> None:
