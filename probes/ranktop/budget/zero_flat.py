@@ -54,9 +54,7 @@ class FlatBf16(_FlatGroups):
         own = moment in IN_STEP or (job.accumulating and moment in IN_FORWARD)
         return Amount(
             kept + (job.whole_gradients if own else 0),
-            self.rule(
-                "whole flat gradients in the accumulation dtype, kept; 16-bit ones until the step ends"
-            ),
+            self.rule("whole flat gradients in the accumulation dtype, kept; 16-bit ones until the step ends"),
         )
 
 
@@ -88,9 +86,7 @@ class Flat(_FlatGroups):
         if self._mixed():
             kept = sum(f.partition * job.gradient_bytes(k) for f, k in self.flats if f.touching)
             return Amount(kept, self.rule("this rank's part in the accumulation dtype"))
-        return Amount(
-            self._buffer(), self.rule("whole gradients of the parameters that touch this rank's part")
-        )
+        return Amount(self._buffer(), self.rule("whole gradients of the parameters that touch this rank's part"))
 
     def _offloaded(self, moment: str) -> Amount:
         """This rank's part on the host, kept; at stage 2 with accumulation also the sums of whole gradients."""

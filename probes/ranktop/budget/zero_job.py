@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.optimizers import Piece, optimizer_amount
-from ranktop.budget.plan import Plan, Zero
+from ranktop.budget.plan import Plan, State, Zero
 from ranktop.budget.terms import DTYPE_BYTES, Amount
 
 SOURCES: Final = {
@@ -25,13 +26,25 @@ IN_STEP: Final = ("backward_end", "step_end")
 """Moments at which the base optimizer is about to step, or has just stepped."""
 
 
+_ADAM: Final = (State(name="exp_avg"), State(name="exp_avg_sq"))
+_OWN_STATES: Final[dict[str, tuple[State, ...]]] = {
+    "FusedAdam": _ADAM,
+    "FusedLamb": _ADAM,
+    "DeepSpeedCPUAdam": _ADAM,
+    "FusedLion": _ADAM[:1],
+    "DeepSpeedCPULion": _ADAM[:1],
+    "DeepSpeedCPUAdagrad": _ADAM[1:],
+}
+"""What DeepSpeed's own optimizers make in their first step (``deepspeed/ops``); their step count is no tensor."""
+
+
 class Job:
     """An inventory and a plan, with what follows from them for any stage."""
 
     def __init__(self, inventory: Inventory, plan: Plan, options: Zero, first_step: bool) -> None:
         self.options = options
         self.first_step = first_step
-        self.plan = plan
+        self.plan = _with_own_states(plan)
         self.kinds: list[Kind] = list(inventory)
         self.ranks = max(1, plan.layout.shard)
         self.rank = plan.layout.shard_rank
@@ -77,6 +90,14 @@ class Job:
     def ready(self, kind: Kind) -> bool:
         """Whether an accumulated gradient already has the dtype that it is used in."""
         return (self.options.gradient_dtype or kind.dtype) == (self.plan.precision.master or kind.dtype)
+
+
+def _with_own_states(plan: Plan) -> Plan:
+    """Fill in the states of DeepSpeed's own optimizers before their first step."""
+    if plan.optimizer.states or plan.optimizer.name not in _OWN_STATES:
+        return plan
+    filled = [replace(each, states=_OWN_STATES.get(each.name, each.states)) for each in (plan.optimizer, *plan.groups)]
+    return replace(plan, optimizer=filled[0], groups=tuple(filled[1:]))
 
 
 class Layout:

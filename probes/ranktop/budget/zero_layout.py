@@ -75,7 +75,7 @@ def element_alignment(itemsize: int, aligned: bool) -> int:
 
 
 def share(numel: int, ranks: int) -> int:
-    """Elements of one rank's ZeRO-3 partition, the same on every rank (``_aligned_size`` in partition_parameters.py)."""
+    """Elements of a ZeRO-3 partition, the same on every rank (``_aligned_size`` in partition_parameters.py)."""
     return -(-numel // ranks)
 
 

@@ -101,9 +101,7 @@ class Partitioned(Layout):
         kept = sum(sum(sub) * job.gradient_bytes(k) for sub, k in self.subs)
         if job.options.offload_optimizer != "none":
             kept += sum(sum(sub) * job.master_bytes(k) for sub, k in self.subs)
-            return Amount(
-                kept, self.rule("gradient partitions, also in the master weights' dtype, kept on the host")
-            )
+            return Amount(kept, self.rule("gradient partitions, also in the master weights' dtype, kept on the host"))
         if moment in IN_STEP and self.subs:
             sub, kind = self.subs[0 if moment == "backward_end" else -1]
             viewed = len(sub) == 1 and job.ready(kind)

@@ -98,7 +98,7 @@ def resident_tensors(engine: Any) -> dict[str, list[torch.Tensor]]:
             *_tensors([own(outer, name) for name in FLAT_PARAMETERS]),
         ],
         "gradients": [g for g in _tensors(gradients) if _storage(g) not in bucket_storages],
-        "optimizer": [*masters, *_states(outer)],
+        "optimizer": [*masters, *_states(engine, outer)],
         "buffers": [*model.buffers(), *buckets, *_tensors([own(outer, name) for name in STAGING])],
     }
 
@@ -106,9 +106,7 @@ def resident_tensors(engine: Any) -> dict[str, list[torch.Tensor]]:
 def gradients_exist(engine: Any) -> bool:
     """Say whether any gradient is held now, by a look at a few places."""
     outer = own(engine, "optimizer")
-    kept = own(outer, "grad_partitions_flat_buffer") is not None or bool(
-        own(outer, "fp32_groups_gradients_flat")
-    )
+    kept = own(outer, "grad_partitions_flat_buffer") is not None or bool(own(outer, "fp32_groups_gradients_flat"))
     return kept or any(_gradient_marks(engine, outer))
 
 
@@ -170,8 +168,10 @@ def _parts(parameter: Any) -> Iterator[torch.Tensor]:
         yield parameter.data
 
 
-def _states(outer: object) -> Iterator[torch.Tensor]:
-    for holder in (outer, own(outer, "optimizer"), own(outer, "backup_optimizer")):
+def _states(engine: Any, outer: object) -> Iterator[torch.Tensor]:
+    """Yield the base optimizer's states, also of one that the wrapper has replaced (Adagrad) or keeps beside it."""
+    inner = (own(outer, "optimizer"), own(outer, "backup_optimizer"))
+    for holder in (outer, *inner, own(engine, "basic_optimizer")):
         yield from _tensors(own(holder, "state"))
 
 
@@ -184,10 +184,9 @@ def _buckets(outer: object) -> Iterator[torch.Tensor]:
 def _gradient_marks(engine: Any, outer: object) -> tuple[bool, ...]:
     """Tell which gradients exist: of the model's ends, of the master weights, and in the wrapper's stores."""
     marks = [
-        p.grad is not None or getattr(p, "grad_accum", None) is not None
-        for p in deepspeed_plan.end_parameters(engine)
+        p.grad is not None or getattr(p, "grad_accum", None) is not None for p in deepspeed_plan.end_parameters(engine)
     ]
-    masters = next((m for m in (own(outer, name) for name in MASTERS) if m), [])
+    masters: list[Any] = next((m for m in (own(outer, name) for name in MASTERS) if m), [])
     for entry in masters if len(masters) <= LOOKS else (masters[0], masters[-1]):
         master = entry[0] if isinstance(entry, list) and entry else entry
         marks.append(getattr(master, "grad", None) is not None)

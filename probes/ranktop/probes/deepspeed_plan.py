@@ -146,9 +146,7 @@ def _group_of(engine: Any) -> dict[int, int]:
     outer = own(engine, "optimizer")
     groups = next((found for found in (own(outer, name) for name in GROUPS) if found is not None), None)
     if groups is None:
-        groups = [
-            [p for p in group["params"] if p.requires_grad] for group in getattr(outer, "param_groups", ())
-        ]
+        groups = [[p for p in group["params"] if p.requires_grad] for group in getattr(outer, "param_groups", ())]
     source = own(outer, "sub_group_to_group_id") or {}
     return {id(p): source.get(index, index) for index, group in enumerate(groups) for p in group}
 
@@ -166,18 +164,17 @@ def _master(outer: object) -> str | None:
 def _not_budgeted(engine: Any, config: Any, stage: int) -> tuple[str, ...]:
     """Name the options in use that move bytes by rules the budget does not have."""
     offload = config.offload_optimizer
-    base = type(own(engine, "optimizer")).__name__
+    base, inner = type(own(engine, "optimizer")).__name__, type(base_optimizer(engine)).__name__
     checks = {
         "NVMe offload": "nvme" in (_offload(offload), _offload(config.offload_param)),
         "zero_hpz_partition_size": int(getattr(config, "zero_hpz_partition_size", 1)) > 1,
         "zero_quantized_weights": bool(getattr(config, "zero_quantized_weights", False)),
-        "zero_quantized_nontrainable_weights": bool(
-            getattr(config, "zero_quantized_nontrainable_weights", False)
-        ),
+        "zero_quantized_nontrainable_weights": bool(getattr(config, "zero_quantized_nontrainable_weights", False)),
         "ZenFlow": getattr(config, "zenflow", None) is not None,
         "partial optimizer offload": stage == 3 and float(getattr(offload, "ratio", 1.0)) < 1.0,
         "mixture of experts": bool(own(engine, "has_moe_layers")),
-        "Muon": "muon" in base.lower(),
+        "Muon": "muon" in inner.lower(),
+        "Adagrad, whose first states DeepSpeed leaves beside": stage > 0 and inner == "Adagrad",
         "pipeline engine": type(engine).__name__ == "PipelineEngine",
         "no optimizer": own(engine, "optimizer") is None or base in ("DummyOptim", "DeepSpeedZeRoOffload"),
     }
