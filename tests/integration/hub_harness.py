@@ -144,6 +144,12 @@ def connect(rank):
 """
 
 
+TALK = """
+publisher = connect(3)
+print("ready", flush=True)
+"""
+
+
 class Watcher:
     """A viewer that remembers what it was told."""
 
@@ -186,7 +192,7 @@ class OtherHub:
         self._router.bind(f"ipc://{node.directory / name}")
         self._answer = answer
         self.silent = False
-        self.questions: list[bytes] = []
+        self.messages: list[list[bytes]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
@@ -195,7 +201,7 @@ class OtherHub:
         while not self._stop.is_set():
             if self._router.poll(20):
                 address, *frames = self._router.recv_multipart()
-                self.questions.append(frames[-1])
+                self.messages.append(frames)
                 if not self.silent:
                     self._router.send_multipart([address, self._answer()])
 

@@ -94,12 +94,12 @@ def test_connection_lost_within_a_snapshot_begins_it_anew(node: Node, monkeypatc
     hub = OtherHub(node, VIEWERS_SOCKET, lambda: batch(1.0, item(0, 1.0), snapshot=True, last=-1))
     source = HubSource(node.directory)
     try:
-        until(lambda: [source.drain()] and len(hub.questions) >= 2)
+        until(lambda: [source.drain()] and len(hub.messages) >= 2)
         hub.silent = True
         until(lambda: [source.drain()] and source.link().state == "lost")
-        asked = len(hub.questions)
-        until(lambda: [source.drain()] and len(hub.questions) > asked)
-        questions = [codec.decode_ask(question) for question in hub.questions]
+        asked = len(hub.messages)
+        until(lambda: [source.drain()] and len(hub.messages) > asked)
+        questions = [codec.decode_ask(question) for (question,) in hub.messages]
         assert {question.since for question in questions} == {-1}
         assert [question.hub for question in questions[:2]] == ["", "h"]  # the second goes on where it was
         assert questions[-1].hub == ""
