@@ -44,7 +44,7 @@ def rows(run: dict[str, Any], step: int) -> dict[str, dict[str, Any]]:
 def counted(run: dict[str, Any]) -> dict[str, int]:
     """Return the states by what happens to the live bytes of the process, blind to what holds them."""
     first = rows(run, 0)
-    buffers = 10 if "bfloat16" in run["name"] else 40
+    buffers = 5 * (2 if "bfloat16" in run["name"] else 4)
     buckets = run["wrapped"] - run["plain"] if run["strategy"] in ("ddp", "zero-redundancy") else 0
     freed = first["step_end"]["live"] - first["zeroed"]["live"]
     grown = first["backward_end"]["live"] - first["step_start"]["live"]

@@ -70,13 +70,10 @@ def state_key(optimizer: Any) -> tuple[int, int, int]:
 
 def class_name(optimizer: Any) -> tuple[str, str]:
     """Return (class, package) whose rule holds: a subclass that inherits ``step`` keeps the same."""
-    cls = type(innermost(optimizer))
-    for base in cls.__mro__:
-        if base.__module__.startswith("torch.optim") and "step" in vars(base) and base is not Optimizer:
-            inherited = inspect.unwrap(vars(base)["step"]) is inspect.unwrap(cls.step)
-            if base is cls or inherited:
-                return base.__name__, "torch"
-            break
+    cls: Any = type(innermost(optimizer))
+    bases: list[Any] = [b for b in cls.__mro__ if b.__module__.startswith("torch.optim") and b is not Optimizer]
+    if bases and (bases[0] is cls or inspect.unwrap(cls.step) is inspect.unwrap(bases[0].step)):
+        return bases[0].__name__, "torch"
     return cls.__name__, cls.__module__.partition(".")[0]
 
 
