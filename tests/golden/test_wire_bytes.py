@@ -46,7 +46,7 @@ BODIES: dict[str, Body] = {
     "mark": Mark(what="gap", detail="2"),
 }
 HEADER = Header("sample", 1, 4242, 0, 17)
-ACK = Ack(hub="h1", want_card=True)
+ACK = Ack(hub="h1", want_card=True, seq=17)
 ASK = Ask(hub="h1", since=7, wait=0.5)
 BATCH = Batch(
     hub="h1",
@@ -62,7 +62,7 @@ BATCH = Batch(
 
 FRAMES = {
     "header": ("72746f70000195a673616d706c6501cd10920011"),
-    "ack": ("72746f70000182a3687562a26831a977616e745f63617264c3"),
+    "ack": ("72746f70000183a3687562a26831a977616e745f63617264c3a373657111"),
     "ask": ("72746f70000183a3687562a26831a573696e636507a477616974cb3fe0000000000000"),
     "batch": (
         "72746f70000189a3687562a26831a36a6f6285a26964a430613162a46e616d65a5747261696eaa776f726c645f73697a"

@@ -91,6 +91,22 @@ print(publisher.dropped)
 """
 
 
+def test_rank_that_dies_before_its_hub_is_up_is_told_of(node: Node) -> None:
+    process = node.run("""
+publisher = Publisher(JOB, 3, os.getpid(), 0, DIRECTORY)
+publisher.send(Card(job=JOB, rank=3, pid=os.getpid()))
+publisher.pump()
+publisher.send(End(rank=3, how="exception", code=1, detail="NameError: x"))
+publisher.close()
+print(publisher.dropped)
+""")
+    assert process.communicate(timeout=15)[0] == "0\n"
+    watcher = node.viewer()
+    ended = watcher.wait_for(lambda body: isinstance(body, End))
+    assert ended.body == End(rank=3, how="exception", code=1, detail="NameError: x")
+    assert [body.rank for body in watcher.bodies(Card)] == [3]
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 def test_process_that_never_closes_its_publisher_exits_at_once(node: Node, stopped: bool) -> None:
     node.connected(1)

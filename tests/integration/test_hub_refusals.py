@@ -217,6 +217,7 @@ def test_agent_and_viewer_refuse_a_directory_of_another_user(node: Node) -> None
     publisher.send(card())
     publisher.pump()
     assert "belongs to user daemon: refused" in publisher.problem
+    assert publisher._socket is None  # nothing is sent to whoever listens there
     assert not hubs(node.directory)
     source = HubSource(node.directory)
     assert source.drain() == []

@@ -193,18 +193,18 @@ class HubServer:
         return max(0.0, min([*due, now + 1.0]) - now)
 
     def _read_agents(self) -> None:
-        senders: dict[bytes, bool] = {}
+        acks: dict[bytes, Ack] = {}
         for _ in range(_AT_ONCE):
             try:
                 address, *frames = self._agents.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            senders[address] = self._take(frames)
-        for address, want_card in senders.items():
-            self._send(self._agents, address, encode_ack(Ack(hub=self.state.hub, want_card=want_card)))
+            acks[address] = self._take(frames)
+        for address, ack in acks.items():
+            self._send(self._agents, address, encode_ack(ack))
 
-    def _take(self, frames: list[bytes]) -> bool:
-        """Keep one message of an agent; tell whether the agent's card is wanted."""
+    def _take(self, frames: list[bytes]) -> Ack:
+        """Keep one message of an agent, and return what to answer."""
         now = time.monotonic()
         try:
             if len(frames) != 2:
@@ -212,10 +212,10 @@ class HubServer:
             header = self.state.accept(now, frames[0], frames[1])
         except WireError as error:
             self._refuse(now, error)
-            return False
+            return Ack(hub=self.state.hub)
         self._presence.follow(header, now)
         self._stay = self._linger
-        return self.state.wants_card(header)
+        return Ack(hub=self.state.hub, want_card=self.state.wants_card(header), seq=header.seq)
 
     def _refuse(self, now: float, error: WireError) -> None:
         self.state.refused += 1

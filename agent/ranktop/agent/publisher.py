@@ -14,7 +14,7 @@ import zmq
 
 from ranktop.agent.lifecycle import ensure_hub
 from ranktop.wire.codec import WireError, WrongVersion, decode_ack, encode_body, encode_header
-from ranktop.wire.endpoints import AGENTS_SOCKET, RunDirectoryError, socket_path
+from ranktop.wire.endpoints import AGENTS_SOCKET, RunDirectoryError, check_directory, socket_path
 from ranktop.wire.schema import MAX_MESSAGE, Ack, Card, End, Header, Job, Sample
 
 QUEUE_MESSAGES: Final = 256
@@ -26,11 +26,13 @@ HUB_SILENCE: Final = 3.0
 _SOCKET_QUEUE: Final = 64
 _CARD_SPACING: Final = 2.0
 _SLOWEST_RETRY: Final = 30.0
+_START_GRACE: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
     kind: str
+    seq: int
     header: bytes
     body: bytes
 
@@ -50,11 +52,13 @@ class Publisher:
         self._owner = os.getpid()
         self._seq = 0
         self._queue: deque[_Message] = deque()
+        self._sent = self._confirmed = -1
         self._card: bytes | None = None
         self._card_sent_at = -_CARD_SPACING
         self._hub = ""
         self._waiting_since: float | None = None
         self._next_start = 0.0
+        self._started_at: float | None = None
         self._retry = HUB_SILENCE
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
@@ -87,18 +91,24 @@ class Publisher:
             return
         try:
             self._read_acks()
-            self._flush()
             self._require_hub()
+            self._flush()
         except Exception as error:
             self.problem = str(error)
 
     def close(self, deadline: float = 0.2) -> None:
-        """Flush, wait up to ``deadline`` seconds for the hub to confirm, and let go of the socket."""
+        """Flush, wait up to ``deadline`` seconds for the hub to confirm, and let go of the socket.
+
+        A hub that this process has just started is given a second to come up: a script that dies on its first
+        line would be told of nowhere else.
+        """
         if os.getpid() != self._owner or self._context is None:
             return
         until = time.monotonic() + deadline
+        if deadline > 0 and not self._hub and self._started_at is not None:
+            until = max(until, self._started_at + _START_GRACE)
         with contextlib.suppress(Exception):
-            while self._queue or self._waiting_since is not None:
+            while self._queue or self._confirmed < self._sent:
                 remaining = until - time.monotonic()
                 if remaining <= 0 or self._socket is None:
                     break
@@ -125,7 +135,8 @@ class Publisher:
         if kind == "card":
             self._queue = deque(message for message in self._queue if message.kind != "card")
         rank, pid, restart = self._life
-        self._queue.append(_Message(kind, encode_header(Header(kind, rank, pid, restart, seq)), data))
+        head = encode_header(Header(kind, rank, pid, restart, seq))
+        self._queue.append(_Message(kind, seq, head, data))
         while len(self._queue) > QUEUE_MESSAGES:
             self._drop_oldest()
 
@@ -142,21 +153,28 @@ class Publisher:
         if not self._queue:
             return
         out = self._connection()
-        while self._queue:
+        while out is not None and self._queue:
             message = self._queue[0]
             try:
                 out.send_multipart((message.header, message.body), zmq.NOBLOCK)
             except zmq.Again:
                 return
             self._queue.popleft()
+            self._sent = message.seq
             now = time.monotonic()
             if message.kind == "card":
                 self._card_sent_at = now
             if self._waiting_since is None:
                 self._waiting_since = now
 
-    def _connection(self) -> zmq.Socket[bytes]:
+    def _connection(self) -> zmq.Socket[bytes] | None:
+        """Return the socket; None while there is no directory that is safe to look for the hub in."""
         if self._socket is None:
+            try:
+                check_directory(self._directory.parent)
+                check_directory(self._directory)
+            except RunDirectoryError:
+                return None  # ensure_hub makes the directory, or tells what is wrong with it
             address = "ipc://" + socket_path(self._directory, AGENTS_SOCKET)
             self._context = self._context or zmq.Context(io_threads=1)
             out: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
@@ -165,7 +183,6 @@ class Publisher:
             out.rcvhwm = _SOCKET_QUEUE
             out.maxmsgsize = MAX_MESSAGE
             out.reconnect_ivl = 100
-            out.reconnect_ivl_max = 1000
             out.connect(address)
             self._socket = out
         return self._socket
@@ -193,6 +210,7 @@ class Publisher:
     def _take(self, ack: Ack) -> None:
         replaced = self._hub not in ("", ack.hub)
         self._hub = ack.hub
+        self._confirmed = max(self._confirmed, ack.seq)
         self._waiting_since = None
         self._retry = HUB_SILENCE
         self.problem = ""
@@ -211,5 +229,6 @@ class Publisher:
         self._retry = min(2 * self._retry, _SLOWEST_RETRY)
         try:
             ensure_hub(self._job, self._directory)
+            self._started_at = now
         except (RunDirectoryError, OSError) as error:
             self.problem = str(error)

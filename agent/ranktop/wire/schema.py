@@ -137,7 +137,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[StepTimes, ...] = ()
     """The last steps finished since the previous sample, oldest first, at most 16."""
     phase: str = ""
-    """What the training thread is in: ``data``, ``forward``, ``backward``, ``optimizer``; empty before the first step."""
+    """What the training thread is in: ``data``, ``forward``, ``backward``, ``optimizer``, ``eval``; empty before the first."""
     collectives: Collectives = Collectives()
     cost: Cost = Cost()
 
@@ -205,6 +205,8 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     hub: str
     """Identity of this hub process; another one means that the old hub is gone."""
     want_card: bool = False
+    seq: int = -1
+    """Number of the newest message that has arrived from this agent; -1 for one that could not be read."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
