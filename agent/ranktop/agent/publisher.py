@@ -102,7 +102,7 @@ class Publisher:
         A hub that this process has just started is given a second to come up: a script that dies on its first
         line would be told of nowhere else.
         """
-        if os.getpid() != self._owner or self._context is None:
+        if os.getpid() != self._owner:
             return
         until = time.monotonic() + deadline
         if deadline > 0 and not self._hub and self._started_at is not None:
@@ -118,7 +118,8 @@ class Publisher:
         self.dropped += len(self._queue)
         self._queue.clear()
         with contextlib.suppress(Exception):
-            self._context.destroy(linger=0)
+            if self._context is not None:
+                self._context.destroy(linger=0)
         self._context = self._socket = None
         self._owner = -1
 

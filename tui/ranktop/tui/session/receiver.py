@@ -89,9 +89,7 @@ class HubSource:
     def link(self) -> Link:
         """Return the state of the connection."""
         age = None if self._answered_at is None else max(0.0, self._clock() - self._answered_at)
-        return Link(
-            state=self._state, detail=self._detail, age=age, lost=self._lost, bad=self._bad + self._refused
-        )
+        return Link(state=self._state, detail=self._detail, age=age, lost=self._lost, bad=self._bad + self._refused)
 
     def close(self) -> None:
         """Let go of the connection at once; the hub forgets this viewer by itself."""
@@ -191,9 +189,7 @@ class HubSource:
         if not self._directory.is_dir():
             known = self._answered_at is not None
             self._state = "ended" if known else "lost"
-            self._detail = (
-                "the hub has ended, some time after the job's last rank" if known else "no such job"
-            )
+            self._detail = "the hub has ended, some time after the job's last rank" if known else "no such job"
         elif is_listening(self._directory, VIEWERS_SOCKET):
             self._state, self._detail = "lost", "the hub does not answer; asking again"
         else:
