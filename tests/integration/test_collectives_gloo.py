@@ -24,8 +24,9 @@ def serve():
     # Each line asks for one reading, also while the main thread hangs.
     for _ in sys.stdin:
         found = CollectiveProbe().read()
-        groups = {g.description: [g.size, g.enqueued, g.completed] for g in found.groups}
-        print(json.dumps({"groups": groups, "reason": found.reason}), flush=True)
+        groups = {g.description: [g.size, g.enqueued] for g in found.groups}
+        done = {g.description: g.completed for g in found.groups}
+        print(json.dumps({"groups": groups, "pair": done.get("pair"), "reason": found.reason}), flush=True)
 
 for _ in range(3):
     dist.all_reduce(tensor)
@@ -35,11 +36,12 @@ if rank == 1:
     sys.stdin.readline()
     dist.all_reduce(tensor, group=pair)
 else:
-    threading.Thread(target=serve, daemon=True).start()
+    thread = threading.Thread(target=serve)
+    thread.start()
     dist.all_reduce(tensor, group=pair)
-    dist.barrier()
-    sys.exit(0)
 dist.barrier()
+if rank == 0:
+    thread.join()
 """
 
 
@@ -72,15 +74,17 @@ def test_a_rank_that_hangs_in_a_collective_still_tells_where(tmp_path: Path) -> 
     try:
         assert stream(ranks[1].stdout).readline() == "ready\n"
         # The other rank has not come: the second collective of the pair is enqueued here and can't complete.
-        hung = {"groups": {"default_pg": [2, 3, 3], "pair": [2, 2, 1]}, "reason": None}
+        hung = {"groups": {"default_pg": [2, 3], "pair": [2, 2]}, "pair": 1, "reason": None}
         answers = [ask(ranks[0])]
         while answers[-1] != hung and len(answers) < 2000:
             answers.append(ask(ranks[0]))
         assert answers[-1] == hung
         print("go on", file=stream(ranks[1].stdin), flush=True)
-        for rank in ranks:
-            assert rank.wait(timeout=60) == 0
+        stream(ranks[0].stdin).close()
+        assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
     finally:
         for rank in ranks:
             rank.kill()
-            rank.communicate()
+            rank.wait()
+            for pipe in (rank.stdin, rank.stdout, rank.stderr):
+                stream(pipe).close()

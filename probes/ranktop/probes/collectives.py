@@ -5,6 +5,9 @@ The flight recorder's ``pg_status`` says what was enqueued and completed, keyed 
 backends of one kind in the order in which this process made them; ``ProcessGroupNCCL`` tells that number
 (``uid``), ``ProcessGroupGloo`` does not, so a gloo group is matched by order and by its sequence number
 (torch/csrc/distributed/c10d/FlightRecorderDetail.hpp).
+
+``enqueued`` is exact: compare ranks by it. ``completed`` is what the backend has noted: NCCL's watchdog looks a few
+times a second, and gloo's two threads note in no particular order, so that after a burst an older number may stay.
 """
 
 from __future__ import annotations
