@@ -44,3 +44,23 @@ def ddp_buckets(modules: Iterable[Any]) -> Buckets:
         except Exception as error:
             reasons["buffers"] = f"DDP does not tell its bucket sizes ({type(error).__name__})"
     return Buckets(tuple(sizes), views, reasons)
+
+
+def viewed_bytes(gradients: Iterable[Any], sizes: Iterable[int]) -> int:
+    """Return the bytes of the buckets that gradients are views of now.
+
+    After a backward under ``no_sync`` the gradients stand beside the buckets although views were asked for.
+    """
+    left = list(sizes)
+    seen: set[int] = set()
+    total = 0
+    for gradient in gradients:
+        if gradient is None or not gradient._is_view():
+            continue
+        storage = gradient.untyped_storage()
+        size = storage.nbytes()
+        if storage._cdata not in seen and size in left:
+            seen.add(storage._cdata)
+            left.remove(size)
+            total += size
+    return total

@@ -56,11 +56,10 @@ class ModelProbe:
         self._holders = Holders()
         self._extras: list[tuple[weakref.ref[Any], int, int, bool]] = []
         self._inventory: Inventory | None = None
-        self._parameters = self._buffers = self._bucket_bytes = self._masters = 0
-        self._bucket_views = False
-        self._reasons: dict[str, str] = {}
+        self._parameters = self._buffers = self._masters = 0
+        self._buckets = buckets.Buckets()
         self._keys: frozenset[int] = frozenset()
-        self._patterns: dict[tuple[int, ...], int] = {}
+        self._patterns: dict[tuple[int, ...], tuple[int, int]] = {}
         self._states: tuple[tuple[Any, ...], int] = ((), 0)
         self._engine = engines.EngineProbe(device)
 
@@ -104,15 +103,13 @@ class ModelProbe:
         if self._dirty:
             self._walk(root)
         try:
-            gradients = self._gradient_bytes()
+            gradients, viewed = self._gradient_bytes(root)
         except Gone:
             self._walk(root)
-            gradients = self._gradient_bytes()
+            gradients, viewed = self._gradient_bytes(root)
         states = self._state_bytes()
-        free_buckets = self._bucket_bytes
-        if self._bucket_views:
-            free_buckets = max(0, self._bucket_bytes - gradients)
-        return Resident(self._parameters, gradients, states, self._buffers + free_buckets, self._reasons)
+        buffers = self._buffers + max(0, self._buckets.bytes - viewed)
+        return Resident(self._parameters, gradients, states, buffers, self._buckets.reasons)
 
     def inventory(self) -> Inventory:
         """Return the parameters as of the last walk (listed when first asked for)."""
@@ -159,8 +156,7 @@ class ModelProbe:
         ledger.total(self._gradients())
         self._states = (self._state_key(), self._masters + self._count_states(optimizers, ledger))
         self._buffers = ledger.total(structure.buffers())
-        found = buckets.ddp_buckets(structure.modules)
-        self._bucket_bytes, self._bucket_views, self._reasons = found.bytes, found.views, found.reasons
+        self._buckets = buckets.ddp_buckets(structure.modules)
         self._dirty = False
         self._walked = True
         self._next_walk = self._clock() + WALK_AGAIN_S
@@ -204,18 +200,26 @@ class ModelProbe:
             found += [p is not None and p.grad is not None for p in self._extra_parameters()]
         return found
 
-    def _gradient_bytes(self) -> int:
+    def _gradient_bytes(self, root: nn.Module) -> tuple[int, int]:
+        """Return the bytes of the gradients of now, and how many of them are communication buckets."""
         present = self._present()
         if not any(present):
-            return 0
+            return 0, 0
+        if self._buckets.views:
+            first = next((g for g in self._gradients() if g is not None), None)
+            present.append(first is not None and first._is_view())
         pattern = tuple(present)
-        size = self._patterns.get(pattern)
-        if size is None:
+        sizes = self._patterns.get(pattern)
+        if sizes is None:
             if len(self._patterns) >= MAX_PATTERNS:
                 self._patterns.clear()
-            size = Ledger(self._device, self._keys).total(self._gradients())
-            self._patterns[pattern] = size
-        return size
+            viewed = 0
+            if self._buckets.views:
+                told = buckets.ddp_buckets(structure_of(root).modules)
+                viewed = buckets.viewed_bytes(self._gradients(), told.sizes)
+            sizes = Ledger(self._device, self._keys).total(self._gradients()), viewed
+            self._patterns[pattern] = sizes
+        return sizes
 
     def _state_key(self) -> tuple[Any, ...]:
         return tuple(optimizer.state_key(o) for ref in self._optimizers if (o := ref()) is not None)
