@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranktop.budget.inventory import Inventory, Kind
@@ -125,11 +125,13 @@ def decode_everything(data: bytes) -> None:
         assert harmless(partial(codec.decode_body, header(kind)), data)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_random_bytes_raise_nothing_else(data: bytes) -> None:
     decode_everything(data)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(BODIES), st.data())
 def test_damaged_messages_raise_nothing_else(message: tuple[str, Body], data: st.DataObject) -> None:
     encoded = bytearray(codec.encode_body(message[1]))
@@ -199,6 +201,7 @@ def test_clean_leaves_one_harmless_line(text: str, shown: str) -> None:
     assert codec.clean(text) == shown
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_clean_text_has_nothing_left_to_clean(text: str) -> None:
     shown = codec.clean(text)
