@@ -223,7 +223,7 @@ class NvmlDevice:
 
     def _connect(self) -> tuple[str, str] | None:
         """Find the device; returns (state, reason) when it can't be reached."""
-        target = self._locate()
+        target = self._call("asking CUDA for the device's UUID", self._locate)
         if isinstance(target, str):
             self._retry = self._first_retry  # Not a failure: the job is on its way there.
             return "unavailable", target
