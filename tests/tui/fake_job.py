@@ -113,7 +113,7 @@ class FakeJob:
     first_step: int = 1204
     versions: Versions = H100_VERSIONS
     notes: tuple[str, ...] = ()
-    history_seconds: int = 600
+    history_seconds: int = 120
     ends: dict[int, End] = field(default_factory=dict)
     silent: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)

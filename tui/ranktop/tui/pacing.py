@@ -58,11 +58,11 @@ class Pacer:
             self._give_up()
         return self._urgent or self._clock() - self._drawn_at >= self.interval
 
-    def drawn(self) -> bool:
-        """Note that a frame goes out; True when the terminal is to be asked after it."""
+    def drawn(self, changed: int = 1) -> bool:
+        """Note that a frame of so many changed lines goes out; True when the terminal is to be asked after it."""
         self._drawn_at = self._clock()
         self._urgent = False
-        if not self.asks or self._unanswered >= TRIES:
+        if not changed or not self.asks or self._unanswered >= TRIES:
             return False
         self._asked_at = self._drawn_at
         self._outstanding += 1

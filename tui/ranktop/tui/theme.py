@@ -25,8 +25,8 @@ class Palette:
     """Style word -> Rich style definition."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """Letter of a category -> colour; ``.`` is the empty part of a bar, empty for the terminal's own."""
-    fade_to: str = ""
-    """Colour that the bars of a dead rank are mixed with; empty: they are dimmed."""
+    ground: str = ""
+    """Background of the screen; empty: the terminal's own. The bars of a dead rank fade towards it."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -49,18 +49,18 @@ DARK: Final = Palette(
     "dark", "ranktop-dark",
     _words(text="#d6dae3", dim="#8b93a5", accent="#7fb0ff", good="#7fbf7f", warn="#e6b450", bad="#ff6b6b",
            head="#26334d", panel="#222a3a", selected="#2b3550", muted="#4a5263", fill="#272d3a"),
-    {"p": "#6ea2ff", "g": "#f0b13c", "o": "#8a55d7", "a": "#3fc28f", "b": "#d64f8a", "c": "#5b6577",
+    {"p": "#7fa8ff", "g": "#f0b13c", "o": "#8a55d7", "a": "#3fc28f", "b": "#ca57b4", "c": "#525b6a",
      "r": "#a3abba", "x": "#e8e3d0", ".": "#1b1f29"},
-    fade_to="#14171f",
+    ground="#14171f",
 )  # fmt: skip
 
 LIGHT: Final = Palette(
     "light", "ranktop-light",
     _words(text="#20242c", dim="#69707e", accent="#1f5fd0", good="#2f7d3a", warn="#8f5a00", bad="#c8102e",
            head="#d5e0f5", panel="#e6eaf2", selected="#dbe5fa", muted="#b4bac6", fill="#dfe3ec"),
-    {"p": "#2f6fed", "g": "#d58a00", "o": "#6a2fb8", "a": "#2aa876", "b": "#c72c72", "c": "#8f98a8",
-     "r": "#525a68", "x": "#8a7a3c", ".": "#e9ecf2"},
-    fade_to="#fbfbfd",
+    {"p": "#2f6fed", "g": "#d58a00", "o": "#6422a4", "a": "#4fb777", "b": "#cc277a", "c": "#95a4bd",
+     "r": "#4a4f53", "x": "#8a7a3c", ".": "#e9ecf2"},
+    ground="#fbfbfd",
 )  # fmt: skip
 
 _ANSI_WORDS: Final = {
@@ -118,10 +118,16 @@ def after(palette: Palette) -> Palette:
     return PALETTES[(PALETTES.index(palette) + 1) % len(PALETTES)]
 
 
+@lru_cache(maxsize=16)
+def base(palette: Palette) -> Style:
+    """Return the style of an empty cell."""
+    return Style(color=palette.words["text"], bgcolor=palette.ground) if palette.ground else Style.null()
+
+
 @lru_cache(maxsize=4096)
 def resolve(name: str, palette: Palette) -> Style:
     """Return the Rich style of a style name: words separated by spaces, later ones on top."""
-    style = Style.null()
+    style = base(palette)
     words = name.split()
     if "head" in words and palette.words.get("head") == "reverse":
         # In reverse a foreground becomes a block: only what needs a person may.
@@ -141,7 +147,7 @@ def resolve(name: str, palette: Palette) -> Style:
 
 def _bar(upper: str, lower: str, palette: Palette, faded: bool) -> Style:
     up, low = (_color(key, palette, faded) for key in (upper, lower))
-    style = Style(dim=True) if faded and not palette.fade_to else Style.null()
+    style = Style(dim=True) if faded and not palette.ground else Style.null()
     if upper == lower:
         # Empty cells show their background, full ones only need the foreground.
         return style + (Style(bgcolor=low) if lower == "." else Style(color=low))
@@ -154,7 +160,7 @@ def _key(key: str, palette: Palette, faded: bool) -> Style:
     color = palette.keys.get(key)
     if key == ".":
         return Style.parse(palette.words.get("track", "none"))
-    dim = True if faded and not palette.fade_to else None
+    dim = True if faded and not palette.ground else None
     return Style(color=_color(key, palette, faded) if color else None, dim=dim)
 
 
@@ -163,8 +169,8 @@ def _color(key: str, palette: Palette, faded: bool) -> Color | None:
     if not text:
         return None
     color = Color.parse(text)
-    if faded and palette.fade_to and key != ".":
-        color = _mixed(color, Color.parse(palette.fade_to), 0.68)
+    if faded and palette.ground and key != ".":
+        color = _mixed(color, Color.parse(palette.ground), 0.68)
     return color
 
 

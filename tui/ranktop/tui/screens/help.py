@@ -21,6 +21,7 @@ class HelpScreen(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,question_mark,enter,space", "back", "back", id="help-back", show=False),
+        Binding("q", "app.quit", "quit", id="help-quit", show=False),
         Binding("up,k", "scroll(-1)", "up", id="help-up", show=False),
         Binding("down,j", "scroll(1)", "down", id="help-down", show=False),
         Binding("pageup", "scroll(-10)", "up", id="help-page-up", show=False),
@@ -47,7 +48,8 @@ class HelpScreen(ModalScreen[None]):
         self._show()
 
     def _show(self) -> None:
-        width, height = max(1, min(78, self.size.width)), max(1, self.size.height)
+        width, height = max(1, self.size.width), max(1, self.size.height)
+        width = min(84, width)
         lines = help_lines(self._options, width)
         self._top = max(0, min(self._top, len(lines) - height))
         widget = self.query_one("#help", Lines)

@@ -42,7 +42,9 @@ class RanksScreen(RankActions):
             yield Lines(id="bars")
             yield Lines(id="numbers")
         yield Lines(id="legend")
-        yield Lines(id="detail")
+        with Horizontal(id="detail"):
+            yield Lines(id="facts")
+            yield Lines(id="side")
         yield Lines(id="footer")
 
     def on_mount(self) -> None:
@@ -67,14 +69,15 @@ class RanksScreen(RankActions):
 
     def draw(self) -> None:
         """Draw one snapshot; an exception becomes a notice, the screen keeps its last picture."""
+        changed = 1
         try:
-            self._draw()
+            changed = self._draw()
         except Exception as error:
             self.app.report(error)
-        if self.app.pacer.drawn():
+        if self.app.pacer.drawn(changed):
             self.call_after_refresh(self.app.ask_terminal, QUESTION)
 
-    def _draw(self) -> None:
+    def _draw(self) -> int:
         app, options = self.app, self.options
         snapshot = self.frozen or app.session.snapshot()
         options.letters = options.glyphs.ascii or app.palette is MONO
@@ -87,10 +90,12 @@ class RanksScreen(RankActions):
             self._resized = False
         parts = {
             "header": (now.header,), "heading": (now.heading,), "bars": now.bars, "numbers": now.numbers,
-            "legend": (now.legend,), "detail": now.detail, "footer": (now.footer,),
+            "legend": (now.legend,), "facts": now.facts, "side": now.side, "footer": (now.footer,),
         }  # fmt: skip
+        changed = 0
         for name, lines in parts.items():
-            self.query_one(f"#{name}", Lines).show(lines, app.palette)
+            changed += self.query_one(f"#{name}", Lines).show(lines, app.palette)
+        return changed
 
     def _lay_out(self, now: Frame) -> None:
         rows = now.heights

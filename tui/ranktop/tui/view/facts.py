@@ -32,6 +32,8 @@ from ranktop.wire.schema import Card
 PHASES: Final = ("data", "forward", "backward", "optimizer")
 PHASE_BAR: Final = 10
 MIN_SPARK: Final = 8
+HANGING: Final = 32
+"""Cells from which on the names of rules have a column of their own."""
 
 
 def steps_block(view: RankView, snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Line]:
@@ -94,19 +96,20 @@ def _collectives(view: RankView, snapshot: Snapshot, width: int, glyphs: Glyphs)
         return [pad([("collectives ", "label"), (reason, "dim")], width)]
     furthest = _furthest(snapshot)
     title = pad([("collectives ", "label"), ("done +in flight", "dim")], width)
-    return [title, *(pad(_group(group, furthest, glyphs), width) for group in found.groups)]
+    return [title, *(pad(_group(group, furthest, glyphs, width), width) for group in found.groups)]
 
 
-def _group(group: GroupPosition, furthest: Mapping[tuple[str, str], int], glyphs: Glyphs) -> list[Span]:
+def _group(group: GroupPosition, furthest: Mapping[tuple[str, str], int], glyphs: Glyphs, width: int) -> list[Span]:
     name = plain(group.description or group.name)
     of = "" if group.size is None else f" ({group.size})"
-    done = glyphs.dash if group.completed is None else count(group.completed)
-    spans: list[Span] = [(fit(name + of, 11) + " ", "dim"), (done, "number")]
-    if group.enqueued is not None and group.completed is not None:
-        spans.append((f" +{count(max(0, group.enqueued - group.completed))}", "dim"))
     ahead = furthest.get((group.name, group.description), 0) - (group.enqueued or 0)
+    done = glyphs.dash if group.completed is None else count(group.completed)
+    room = 11 if width >= 32 else 9
+    spans: list[Span] = [(fit(name + of if len(name + of) <= room else name, room) + " ", "dim"), (done, "number")]
+    if group.enqueued is not None and group.completed is not None and ahead <= 0:
+        spans.append((f" +{count(max(0, group.enqueued - group.completed))}", "dim"))
     if group.enqueued is not None and ahead > 0:
-        spans.append((f"  {count(ahead)} behind", "warn"))
+        spans.append((f" {count(ahead)} behind", "warn"))
     return spans
 
 
@@ -133,10 +136,10 @@ def _allocator(view: RankView, width: int) -> list[Line]:
         facts.append(("allocator", told, "bad"))
     facts.append(("agent", cost, "warn" if sample.cost.dropped or sample.cost.errors else "dim"))
     if sample.peak_allocated is not None:
-        facts.append(("peak ever", human(sample.peak_allocated), "dim"))
+        facts.append(("peak", f"{human(sample.peak_allocated)} at most", "dim"))
     if sample.inactive_split:
-        facts.append(("split cache", f"{human(sample.inactive_split)} unused", "dim"))
-    return [pad([(f"{name:<11} ", "label"), (text, style)], width) for name, text, style in facts]
+        facts.append(("split", f"{human(sample.inactive_split)} unused", "dim"))
+    return [pad([(f"{name:<9} ", "label"), (text, style)], width) for name, text, style in facts]
 
 
 def card_block(view: RankView, width: int) -> list[Line]:
@@ -240,8 +243,15 @@ def rules_block(row: Shown, width: int) -> list[Line]:
 
 
 def _rule(name: str, text: str, width: int) -> list[Line]:
-    rows = wrap(text, max(8, width - 12)) or [""]
-    return [pad([(f"{name if at == 0 else '':<11} ", "label"), (row, "text")], width) for at, row in enumerate(rows)]
+    if width >= HANGING:
+        rows = wrap(text, width - 12) or [""]
+        return [
+            pad([(f"{name if at == 0 else '':<11} ", "label"), (row, "text")], width) for at, row in enumerate(rows)
+        ]
+    lead = f"{name} " if name else "  "
+    rows = wrap(text, max(8, width), initial_indent=" " * len(lead), subsequent_indent="  ") or [lead]
+    first = [(lead, "label"), (rows[0][len(lead) :], "text")]
+    return [pad(first, width), *(pad([(row, "text")], width) for row in rows[1:])]
 
 
 def stale_note(view: RankView) -> str:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
-from ranktop.tui.view.detail import detail
+from ranktop.tui.view.detail import TABLE_WIDTH, detail
 from ranktop.tui.view.header import footer, header, legend, news, position
 from ranktop.tui.view.layout import Heights, heights, scrolled
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.rows import Table, heading, left_line, right_line, table
-from ranktop.tui.view.text import Line, pad
+from ranktop.tui.view.text import Line, cut, in_ascii, pad
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,10 @@ class Frame:
     bars: tuple[Line, ...]
     numbers: tuple[Line, ...]
     legend: Line
-    detail: tuple[Line, ...]
+    facts: tuple[Line, ...]
+    """Left part of the detail panel: the memory table, which seldom changes."""
+    side: tuple[Line, ...]
+    """Right part of the detail panel, with the numbers of the last step."""
     footer: Line
 
 
@@ -45,18 +48,25 @@ def frame(snapshot: Snapshot, link: Link, options: Options, size: tuple[int, int
     left_title, right_title = heading(rows, options, left)
     visible = rows.rows[options.top : options.top + share.ranks]
     place = position(options.top, share.ranks, len(rows.rows), options.glyphs)
+    ready = in_ascii if options.glyphs.ascii else _as_it_is
+    panel = [cut(ready(line), min(width, TABLE_WIDTH)) for line in detail(snapshot, rows, options, width, share.detail)]
     return Frame(
         table=rows,
         heights=share,
         right=right,
-        header=header(snapshot, link, options, width),
-        heading=pad((*pad(left_title, left), *right_title), width),
-        bars=tuple(pad(left_line(row, rows, options, left), left) for row in visible),
-        numbers=tuple(pad(right_line(row, rows, options), right) for row in visible),
-        legend=legend(rows, options, width),
-        detail=tuple(detail(snapshot, rows, options, width, share.detail)),
-        footer=footer(options, notice or news(snapshot, options, now), place, width),
+        header=ready(header(snapshot, link, options, width)),
+        heading=ready(pad((*pad(left_title, left), *right_title), width)),
+        bars=tuple(ready(pad(left_line(row, rows, options, left), left)) for row in visible),
+        numbers=tuple(ready(pad(right_line(row, rows, options), right)) for row in visible),
+        legend=ready(legend(rows, options, width)),
+        facts=tuple(left for left, _ in panel),
+        side=tuple(right for _, right in panel),
+        footer=ready(footer(options, notice or news(snapshot, options, now), place, width)),
     )
+
+
+def _as_it_is(line: Line) -> Line:
+    return line
 
 
 def _select(rows: Table, options: Options) -> int | None:

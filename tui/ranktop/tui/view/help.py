@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
+
 from ranktop.budget.terms import CATEGORIES
 from ranktop.tui.keys import GROUPS, KEYS
 from ranktop.tui.view.bar import LETTERS
@@ -14,7 +16,8 @@ _KEY_CELLS = 10
 def help_lines(options: Options, width: int) -> list[Line]:
     """Return the help as lines of ``width`` cells."""
     lines: list[Line] = [pad([(" ranktop: help", "panel bold")], width, "panel"), pad((), width)]
-    lines += [pad([(f" {text}", "text")], width) for text in _reading(options)]
+    for text in _reading(options):
+        lines += [pad([(f" {part}", "text")], width) for part in wrap(text, max(10, width - 2))]
     spans: list[Span] = [(" ", "")]
     for name in CATEGORIES:
         letter = LETTERS.get(name)
@@ -36,16 +39,20 @@ def help_lines(options: Options, width: int) -> list[Line]:
 
 def _reading(options: Options) -> list[str]:
     if options.letters:
-        bar = ["A row is one rank. Its bar has a letter per category: a capital where the",
-               "expected memory agrees, : where only expected memory is, a dot where it is free."]  # fmt: skip
+        bar = (
+            "A row is one rank. Its bar has a letter per category: a capital where the expected memory agrees, "
+            ": where only expected memory is, a dot where it is free."
+        )
     else:
-        bar = ["A row is one rank. Its bar is two bars: the upper half is the expected memory,",
-               "the lower half the measured; one colour a category, one scale for all."]  # fmt: skip
+        bar = (
+            "A row is one rank. Its bar is two bars: the upper half is the expected memory, the lower half the "
+            "measured; one colour a category, one scale for all."
+        )
     glyphs = options.glyphs
     states = ((glyphs.alert, "look here"), (glyphs.failed, "failed or killed"), (glyphs.ended, "ended"),
               (glyphs.silent, "silent"), (glyphs.starting, "starting"), (glyphs.missing, "not seen"))  # fmt: skip
     return [
-        *bar,
+        bar,
         f"{glyphs.delta} compares what has both sides: 0 is exact, {glyphs.about} is less than the unit shows.",
         f"Values older than 3 intervals are dim, and the state says how old: {glyphs.silent} silent 12 s.",
         "States: " + ", ".join(f"{mark} {word}" for mark, word in states) + ".",

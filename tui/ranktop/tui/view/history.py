@@ -13,8 +13,8 @@ from ranktop.tui.view.rows import Table
 from ranktop.tui.view.scale import Shown
 from ranktop.tui.view.text import Line, Span, pad, whole
 
-SPANS: Final = (120.0, 600.0, 1800.0)
-"""Seconds that a chart may cover; the shortest that holds all there is."""
+LONGEST: Final = 1800.0
+"""Seconds that a chart covers at most; it begins with a minute and grows by minutes."""
 CHART_CELLS: Final = 34
 """Narrowest chart that is worth drawing."""
 MIN_ROWS: Final = 8
@@ -42,7 +42,7 @@ def history(row: Shown, snapshot: Snapshot, frame: Table, options: Options, widt
     down = max(1, min(height // MIN_ROWS, -(-(len(known) + 1) // across)))
     size = ((width - 1) // across - 2, min(MAX_ROWS, height // down))
     times = ring.column("t")
-    span = next((span for span in SPANS if snapshot.now - times[0] <= span), SPANS[-1])
+    span = min(LONGEST, 60.0 * max(1, math.ceil((snapshot.now - times[0]) / 60.0)))
     charts = [_memory(row, ring, snapshot, frame, options, span, *size)]
     charts += [_line(name, ring, snapshot, options, span, size) for name in known[: across * down - 1]]
     lines: list[Line] = []

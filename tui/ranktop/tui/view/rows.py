@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from rich.cells import cell_len
+
 from ranktop.budget.terms import CATEGORIES, STATES
 from ranktop.tui.session.peers import Outlier, outliers
-from ranktop.tui.session.rank import GONE, RankView
+from ranktop.tui.session.rank import GONE, SILENT_INTERVALS, RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import DRAWN, cells, half_blocks, letters
 from ranktop.tui.view.columns import Columns, choose
 from ranktop.tui.view.options import MOMENT_WORDS, Options
 from ranktop.tui.view.scale import Scale, Shown, scale_of, shown
 from ranktop.tui.view.status import rank_state
-from ranktop.tui.view.text import Line, Span, first_that_fits, fit, merge, plain, seconds, signed, size
+from ranktop.tui.view.text import Line, Span, duration, first_that_fits, fit, merge, plain, seconds, signed, size
 
 BIG_DIFFERENCE: Final = 0.05
 """Share of the expected bytes above which a difference is a person's business."""
@@ -158,7 +160,7 @@ def _bar_title(frame: Table, options: Options, width: int) -> str:
     else:
         sides = ("▀ expected  ▄ measured", "▀ exp ▄ now" if options.moment == "now" else "▀ exp ▄ meas", "")
     forms = [f"{sides[0]} at {moment} {options.glyphs.dot} {long}"]
-    forms += [f"{side} at {options.moment} {options.glyphs.dot} {scale}" for side in sides[:2] for scale in words]
+    forms += [f"{side} at {options.moment} {options.glyphs.dot} {scale}" for scale in words for side in sides[:2]]
     forms += [f"{sides[1]} {words[-1]}", f"at {options.moment} {words[-1]}", words[-1], ""]
     return first_that_fits(forms, width)
 
@@ -199,12 +201,22 @@ def right_line(row: Shown, frame: Table, options: Options) -> Line:
     spans: list[Span] = []
     for column in frame.columns.right:
         text, style = _cell(column.key, row, frame, options, outlier)
+        if column.key == "state":
+            text = _with_age(text, row.view, column.width)
         if quiet and column.key != "state":
             style = "dim"
         if chosen:
             style = f"{style} selected"
         spans.append((fit(text, column.width, column.align) + " ", style))
     return merge(spans)
+
+
+def _with_age(text: str, view: RankView, width: int) -> str:
+    """Say how old the last picture of an ended rank is, where there is room for it."""
+    if view.state not in GONE or view.age is None:
+        return text
+    longer = f"{text} {duration(view.age)} ago"
+    return longer if cell_len(longer) <= width else text
 
 
 def _cell(key: str, row: Shown, frame: Table, options: Options, outlier: Outlier | None) -> tuple[str, str]:
@@ -229,7 +241,8 @@ def _cell(key: str, row: Shown, frame: Table, options: Options, outlier: Outlier
     value: float | None = getattr(sample.device, key)
     if value is None:
         return glyphs.dash, "dim"
-    return (f"{value:.0f}%" if key == "utilization" else f"{value:.0f}"), "number"
+    old = sample.device.age > SILENT_INTERVALS * sample.interval
+    return (f"{value:.0f}%" if key == "utilization" else f"{value:.0f}"), "dim" if old else "number"
 
 
 def delta_style(delta: int | None, base: int | None) -> str:

@@ -108,7 +108,7 @@ class Scale:
         """Say what the full bar is, longest form first."""
         full = f"{whole(self.bytes, self.unit)} {self.unit.name}"
         if self.zoom == "device":
-            return (f"full bar = {full}", f"of {full}")
+            return (f"full bar = {full}", f"of {full}", full)
         of = "" if self.total is None else f" of {_plain(self.total)}"
         what = "process" if self.zoom == "process" else "tensors"
         return (

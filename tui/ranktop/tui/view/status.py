@@ -30,7 +30,8 @@ def rank_state(view: RankView, outlier: Outlier | None, unit: Unit, glyphs: Glyp
     if state == "missing":
         return f"{glyphs.missing} not seen yet", "dim"
     if state == "device lost":
-        return f"{glyphs.failed} GPU lost", "bad"
+        assert view.sample is not None
+        return f"{glyphs.failed} GPU lost {duration(view.sample.device.age)}", "bad"
     if state == "device no answer":
         assert view.sample is not None
         return f"{glyphs.alert} no answer {duration(view.sample.device.age)}", "warn"

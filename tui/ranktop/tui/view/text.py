@@ -202,6 +202,36 @@ def pad(spans: Iterable[Span], width: int, style: str = "") -> Line:
     return merge(out)
 
 
+def cut(line: Line, at: int) -> tuple[Line, Line]:
+    """Split a line into its first ``at`` cells and the rest; a wide character across the cut becomes two blanks."""
+    right: list[Span] = []
+    done = 0
+    for text, name in line:
+        cells = cell_len(text)
+        if done + cells > at:
+            kept = max(0, at - done)
+            if cells == len(text):
+                rest = text[kept:]
+            else:
+                rest = text
+                while cell_len(rest) > cells - kept:
+                    rest = rest[1:]
+                rest = rest.rjust(len(rest) + cells - kept - cell_len(rest))
+            right.append((rest, name))
+        done += cells
+    return pad(line, at), merge(right)
+
+
+def in_ascii(line: Line) -> Line:
+    """Return the line without a character that is not ASCII, as wide as before."""
+    return tuple((text if text.isascii() else "".join(map(_ascii, text)), name) for text, name in line)
+
+
+def _ascii(character: str) -> str:
+    known = {"·": "-", "×": "x", "–": "-", "…": "~", "°": " "}
+    return character if character.isascii() else known.get(character, "?" * cell_len(character))
+
+
 def beside(left: Iterable[Span], right: Iterable[Span], width: int, style: str = "") -> Line:
     """Put one line at each edge of ``width`` cells; the left one is cropped when they meet."""
     right = tuple(right)

@@ -9,7 +9,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from ranktop.tui.theme import DARK, Palette, resolve
+from ranktop.tui.theme import DARK, Palette, base, resolve
 from ranktop.tui.view.text import Line
 
 _CACHE_LIMIT = 2048
@@ -51,7 +51,7 @@ class Lines(Widget, can_focus=False):
     def render_line(self, y: int) -> Strip:
         """Return one line as a strip (Textual's line API)."""
         if not 0 <= y < len(self._shown):
-            return Strip.blank(self.size.width)
+            return Strip.blank(self.size.width, base(self.palette))
         line = self._shown[y]
         strip = self._strips.get(line)
         if strip is None:

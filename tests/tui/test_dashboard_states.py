@@ -1,0 +1,171 @@
+"""Ranks that died, fell silent or lost their device look different; nothing closes the dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from dashboard import Dashboard, dashboard
+from fake_job import fsdp_job, host_job
+from textual.geometry import Size
+
+from ranktop.tui.session.source import Link, Received, Reset
+from ranktop.wire.schema import End
+
+
+def test_every_state_has_its_own_words() -> None:
+    async def states() -> dict[int, str]:
+        job = fsdp_job()
+        job.absent.add(7)
+        async with dashboard(job, (120, 30)) as run:
+            job.ends[0] = End(rank=0, how="signal", code=9, detail="SIGKILL")
+            job.ends[1] = End(rank=1, how="exception", code=1, detail="OutOfMemoryError: CUDA out of memory")
+            job.ends[2] = End(rank=2, how="exit", code=0)
+            job.ends[5] = End(rank=5, how="vanished")
+            job.lost.add(3)
+            job.no_answer.add(4)
+            job.silent.add(6)
+            await run.after(4.0)
+            await run.after(8.0)
+            return {rank: run.row_of(rank) for rank in range(8)}
+
+    rows = asyncio.run(states())
+    words = {0: "✗ SIGKILL", 1: "✗ OutOfMemory", 2: "✓ ended", 3: "✗ GPU lost 12 s", 4: "! no answer 12 s",
+             5: "✗ vanished", 6: "? silent 12 s", 7: "· not seen yet"}  # fmt: skip
+    for rank, word in words.items():
+        assert word in rows[rank]
+    # The last picture of a dead rank stays; one that was never seen has none.
+    assert "53.2" in rows[0]
+    assert "53.7" in rows[6] or "60.2" in rows[6]
+    assert "█" not in rows[7]
+
+
+def test_an_end_is_told_whole() -> None:
+    async def end() -> str:
+        job = fsdp_job()
+        async with dashboard(job, (120, 40)) as run:
+            job.ends[0] = End(rank=0, how="exception", code=1, detail="ValueError: [bold]x[/bold]\x1b[31m\nnext")
+            await run.after(2.0)
+            return run.text()
+
+    text = asyncio.run(end())
+    assert "rank 0 failed (exit code 1): ValueError: [bold]x[/bold] next" in text
+    assert "\x1b" not in text
+
+
+def test_stale_values_show_their_age() -> None:
+    async def stale() -> tuple[str, str]:
+        job = fsdp_job()
+        async with dashboard(job) as run:
+            job.silent.update(range(8))
+            run.source.state = Link(state="lost", age=9.0)
+            await run.after(9.0)
+            return run.text(), run.text().splitlines()[0]
+
+    text, header = asyncio.run(stale())
+    assert "! link lost 9.0 s" in header
+    assert "values are 9.0 s old" in text
+    assert text.count("? silent 9.0 s") == 8
+
+
+def test_stalled_and_ended_jobs_say_so() -> None:
+    async def headers() -> list[str]:
+        job = fsdp_job(2)
+        async with dashboard(job) as run:
+            job.silent.update(range(2))
+            await run.after(40.0)
+            seen = [run.text().splitlines()[0]]
+            job.ends.update({rank: End(rank=rank, how="exit", code=0) for rank in range(2)})
+            await run.after(1.0)
+            return [*seen, run.text().splitlines()[0]]
+
+    stalled, ended = asyncio.run(headers())
+    assert "! stalled 40 s" in stalled
+    assert "✓ ended" in ended
+
+
+def test_a_replaced_hub_is_told() -> None:
+    async def told() -> str:
+        async with dashboard(fsdp_job()) as run:
+            run.source.extra.append(Reset(run.source.script.job, "hub-2", True))
+            run.source.sent = -1
+            await run.after(1.0)
+            return run.text()
+
+    assert "hub replaced" in asyncio.run(told()).splitlines()[-1]
+
+
+def test_a_failing_source_is_shown_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list[Received | Reset]:
+        raise RuntimeError("the [red]wire[/red] is cut")
+
+    async def failing() -> str:
+        async with dashboard(host_job()) as run:
+            monkeypatch.setattr(run.source, "drain", broken)
+            await run.after(1.0)
+            assert run.app.is_running
+            return run.text()
+
+    text = asyncio.run(failing())
+    assert "! RuntimeError: the [red]wire[/red] is cut" in text.splitlines()[-1]
+    assert "53.6" in text
+
+
+def test_resize_storm() -> None:
+    sizes = [(1, 1), (2, 1), (1, 2), (3, 3), (80, 1), (1, 60), (20, 5), (79, 23), (200, 60), (40, 12), (7, 9), (300, 4)]
+
+    async def storm() -> None:
+        async with dashboard(fsdp_job(16)) as run:
+            run.app.session.snapshot()
+            for detail in (True, False):
+                run.ranks.options.detail = detail
+                for width, height in sizes:
+                    await run.pilot.resize_terminal(width, height)
+                    await run.draw()
+                    assert run.app.trouble == ""
+                    assert run.app.screen.size == Size(width, height)
+                    assert all(len(line) <= width for line in run.text().splitlines())
+                await run.press("question_mark")
+                await run.pilot.resize_terminal(1, 1)
+                await run.press("escape")
+            await run.pilot.resize_terminal(80, 24)
+            await run.draw()
+            assert "live" in run.text()
+
+    asyncio.run(storm())
+
+
+@pytest.mark.timeout(60)
+def test_thousands_of_ranks_scroll() -> None:
+    async def many() -> None:
+        job = fsdp_job(8)
+        big = fsdp_job(8)
+        big.specs = {rank: job.specs[rank % 8] for rank in range(2048)}
+        big.history_seconds = 0
+        async with dashboard(big, (100, 30), budgets=False) as run:
+            await run.press("end")
+            assert run.ranks.options.selected == 2047
+            assert "▶ 2047" in run.text()
+            assert "of 2048" in run.text()
+            await run.press("pageup", "s")
+            assert run.app.trouble == ""
+
+    asyncio.run(many())
+
+
+async def _unchanged(run: Dashboard) -> int:
+    """Draw again at the same time and return how many lines were sent anew."""
+    return run.ranks._draw()
+
+
+def test_nothing_is_sent_when_nothing_changed() -> None:
+    async def quiet() -> tuple[int, int]:
+        async with dashboard(fsdp_job()) as run:
+            nothing = await _unchanged(run)
+            run.clock.advance(1.0)
+            run.app.drain()
+            return nothing, await _unchanged(run)
+
+    nothing, something = asyncio.run(quiet())
+    assert nothing == 0
+    assert 0 < something <= 24
