@@ -151,6 +151,14 @@ def test_stage_0_steps_once_at_the_start_only_with_masters() -> None:
         assert table["step_start"]["optimizer"].bytes == bytes_before
 
 
+@pytest.mark.parametrize(("name", "states"), [("FusedAdam", 2), ("DeepSpeedCPUAdam", 2), ("FusedLion", 1)])
+def test_deepspeeds_own_optimizers_are_known_before_their_first_step(name: str, states: int) -> None:
+    own = OptimizerPlan(name=name, count=1, options={"package": "deepspeed"})
+    table = expected(inventory(5, 3, 5), plan(2, 2, optimizer=own), first_step=True)
+    assert table["backward_end"]["optimizer"].bytes == 8 * 4
+    assert table["step_end"]["optimizer"].bytes == 8 * 4 * (1 + states)
+
+
 def test_frozen_parameters_are_held_and_nothing_more() -> None:
     kinds = [Kind((13,), "bfloat16"), Kind((7,), "bfloat16", trainable=False, group=-1)]
     for stage, parameters in {0: 40, 1: 16 * 2 + 14, 2: 16 * 2 + 14, 3: (7 + 4) * 2}.items():

@@ -44,7 +44,6 @@ STAGING: Final = (
     "temp_grad_buffer_for_cpu_offload",
     "temp_grad_buffer_for_gpu_offload",
     "inf_or_nan_tracker",
-    "ipg_buffer",
 )
 """Communication and copy buffers beside the reduction buckets."""
 

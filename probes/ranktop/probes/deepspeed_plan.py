@@ -74,7 +74,7 @@ def plan(engine: Any, seen: Any = None) -> Plan:
     from ranktop.probes.optimizer import describe
 
     stage = int(engine.zero_optimization_stage())
-    parameters = next((_name(p.dtype) for p in own(engine, "module").parameters()), "float32")
+    parameters = next((_name(p.dtype) for p in end_parameters(engine)), "float32")
     accumulated = _name(engine.get_data_types()[1])
     gradients = accumulated if accumulated != parameters else None
     base = base_optimizer(engine)
@@ -98,7 +98,7 @@ def plan(engine: Any, seen: Any = None) -> Plan:
             accumulation=int(engine.gradient_accumulation_steps()),
         ),
         gradients_at=("backward_end", "step_end"),
-        notes=() if base is not None else ("the DeepSpeed engine has no optimizer",),
+        notes=_notes(engine),
         host=engine.device.type == "cpu",
     )
 
@@ -143,12 +143,31 @@ def zero(engine: Any, stage: int, gradient_dtype: str | None) -> Zero:
 
 def _group_of(engine: Any) -> dict[int, int]:
     """Map the identity of each updated parameter to its optimizer group."""
+    source = own(own(engine, "optimizer"), "sub_group_to_group_id") or {}
+    return {id(p): source.get(index, index) for index, group in enumerate(_groups(engine)) for p in group}
+
+
+def _groups(engine: Any) -> list[list[Any]]:
+    """Return the updated parameters by optimizer group, at stage 3 by sub-group, in DeepSpeed's order."""
     outer = own(engine, "optimizer")
     groups = next((found for found in (own(outer, name) for name in GROUPS) if found is not None), None)
     if groups is None:
         groups = [[p for p in group["params"] if p.requires_grad] for group in getattr(outer, "param_groups", ())]
-    source = own(outer, "sub_group_to_group_id") or {}
-    return {id(p): source.get(index, index) for index, group in enumerate(groups) for p in group}
+    return list(groups)
+
+
+def _notes(engine: Any) -> tuple[str, ...]:
+    if base_optimizer(engine) is None:
+        return ("the DeepSpeed engine has no optimizer",)
+    position = {id(p): index for index, p in enumerate(own(engine, "module").parameters())}
+    for group in _groups(engine):
+        places = [position.get(id(p), -1) for p in group]
+        if places != sorted(places):
+            return (
+                "an optimizer group has its parameters in another order than the model: "
+                "which of them lie on a border between ranks is not known",
+            )
+    return ()
 
 
 def _master(outer: object) -> str | None:
