@@ -6,6 +6,7 @@ for DTensors, refuses tensors that have one.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ import torch
 from torch import nn
 
 from ranktop.probes.structure import Structure
+
+_PLAIN_ACCESS: Any = getattr(torch._C, "DisableTorchFunctionSubclass", contextlib.nullcontext)
+"""Reads attributes of tensor subclasses (DTensor) without asking the subclass: twice as fast."""
 
 
 class Gone(Exception):
@@ -84,6 +88,15 @@ class ShardedGroup:
         for parameter in self.parameters():
             yield parameter.sharded_param.grad
         yield from self.unreduced()
+
+    def look(self, found: list[int]) -> None:
+        """Append which gradients exist now; AttributeError when the group is gone."""
+        group: Any = self.group()
+        found += [parameter.sharded_param.grad is not None for parameter in group.fsdp_params]
+        if not (getattr(group, "reduce_grads", True) and getattr(group, "all_reduce_grads", True)):
+            self.accumulates = True
+        if self.accumulates:
+            found += [gradient is not None for gradient in self.unreduced()]
 
     def unreduced(self) -> Iterator[Any]:
         """Yield whole gradients that wait for their reduction, and shards that wait for the replicas'."""
@@ -194,25 +207,18 @@ class Holders:
         training thread at every moment: about 0.1 us for each parameter.
         """
         found: list[int] = []
-        append = found.append
         try:
-            for holder in self.plain:
-                parameters = holder.module()._parameters  # type: ignore[union-attr]
-                if holder.whole:
-                    for parameter in parameters.values():
-                        append(parameter.grad is not None)  # type: ignore[union-attr]
-                else:
-                    for name in holder.names:
-                        append(parameters[name].grad is not None)  # type: ignore[union-attr]
-            for group in self.groups:
-                alive = group.group()
-                found += [p.sharded_param.grad is not None for p in alive.fsdp_params]  # type: ignore[union-attr]
-                if not (getattr(alive, "reduce_grads", True) and getattr(alive, "all_reduce_grads", True)):
-                    group.accumulates = True
-                if group.accumulates:
-                    found += [gradient is not None for gradient in group.unreduced()]
-            for flat in self.flats:
-                found += [0 if gradient is None else gradient.numel() for gradient in flat.gradients()]
+            with _PLAIN_ACCESS():
+                for holder in self.plain:
+                    parameters: Any = holder.module()._parameters  # type: ignore[union-attr]
+                    if holder.whole:
+                        found += [parameter.grad is not None for parameter in parameters.values()]
+                    else:
+                        found += [parameters[name].grad is not None for name in holder.names]
+                for group in self.groups:
+                    group.look(found)
+                for flat in self.flats:
+                    found += [0 if gradient is None else gradient.numel() for gradient in flat.gradients()]
         except (AttributeError, KeyError) as error:
             raise Gone from error
         return found

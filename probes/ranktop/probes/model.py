@@ -102,14 +102,20 @@ class ModelProbe:
             return self._engine.resident(engine)
         if self._dirty:
             self._walk(root)
-        try:
-            gradients, viewed = self._gradient_bytes(root)
-        except Gone:
-            self._walk(root)
-            gradients, viewed = self._gradient_bytes(root)
+        reasons = dict(self._buckets.reasons)
+        gradients: int | None = None
+        viewed = 0
+        for _ in range(2):
+            try:
+                gradients, viewed = self._gradient_bytes(root)
+                break
+            except Gone:
+                self._walk(root)
+        else:
+            reasons["gradients"] = "the model is being changed"
         states = self._state_bytes()
-        buffers = self._buffers + max(0, self._buckets.bytes - viewed)
-        return Resident(self._parameters, gradients, states, buffers, self._buckets.reasons)
+        buffers = None if "buffers" in reasons else self._buffers + max(0, self._buckets.bytes - viewed)
+        return Resident(self._parameters, gradients, states, buffers, reasons)
 
     def inventory(self) -> Inventory:
         """Return the parameters as of the last walk (listed when first asked for)."""
