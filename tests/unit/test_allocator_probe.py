@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -94,6 +95,28 @@ def test_what_malloc_does_not_count_is_named() -> None:
     reading = HostAllocator().read()
     assert set(reading.reasons) == {"peak_allocated", "inactive_split", "retries", "ooms"}
     assert all(getattr(reading, name) is None for name in reading.reasons)
+
+
+@pytest.mark.parametrize(("seconds", "looks"), [(0.0, 21), (0.02, 2)], ids=["cheap", "dear"])
+def test_a_look_that_is_dear_is_not_made_at_every_reading(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, looks: int
+) -> None:
+    seen: list[float] = []
+
+    def mallinfo2() -> SimpleNamespace:
+        until = time.thread_time() + seconds
+        while time.thread_time() < until:
+            pass
+        seen.append(seconds)
+        return SimpleNamespace(uordblks=3, hblkhd=5, arena=4)
+
+    monkeypatch.setattr("ranktop.probes.allocator.ctypes.CDLL", lambda _name: SimpleNamespace(mallinfo2=mallinfo2))
+    probe = HostAllocator()
+    readings = [probe.read() for _ in range(20)]  # Within the 20 seconds that a dear look is good for.
+    assert len(seen) == looks  # One for the baseline, the others for the readings.
+    assert {(reading.allocated, reading.reserved) for reading in readings} == {(8, 9)}
+    assert probe.quick() == (8, 9)
+    assert len(seen) == looks + 1
 
 
 def test_a_c_library_without_counters_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
