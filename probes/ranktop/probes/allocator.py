@@ -75,6 +75,7 @@ class HostAllocator:
         self._baseline = 0
         self._last: tuple[int | None, int | None] = (None, None)
         self._rest_until = 0.0
+        """Monotonic time until which ``read`` repeats itself."""
         self.mark_baseline()
 
     def mark_baseline(self, tensors: int = 0) -> int:
@@ -83,6 +84,7 @@ class HostAllocator:
         Returns the bytes so counted (0 when they are unknown).
         """
         self._baseline = max(0, (self.quick()[0] or 0) - tensors)
+        self._rest_until = 0.0  # Numbers from before the mark don't go with it.
         return self._baseline
 
     def quick(self) -> tuple[int | None, int | None]:
