@@ -66,7 +66,7 @@ def choose(snapshot: Snapshot, scale: Scale, width: int) -> Columns:
     cards = [view.card for view in snapshot.ranks if view.card is not None]
     nodes = {card.node for card in cards}
     totals = {card.device.total for card in cards}
-    node = Column("node", "node", min(16, max((cell_len(plain(name)) for name in nodes), default=4)), 40, "<")
+    node = Column("node", "node", min(16, max(4, *(cell_len(plain(name)) for name in (*nodes, "")))), 40, "<")
     if len(nodes) > 1:
         node = Column("node", "node", node.width, 75, "<")
     device = Column("device", "device", 7, 35, "<")

@@ -94,7 +94,8 @@ def _collectives(view: RankView, snapshot: Snapshot, width: int, glyphs: Glyphs)
     if not found.groups:
         reason = plain(found.reason or "no process group")
         return [pad([("collectives ", "label"), (reason, "dim")], width)]
-    furthest = _furthest(snapshot)
+    # Samples of a running job are up to an interval apart, so only a standstill says who is behind.
+    furthest = _furthest(snapshot) if snapshot.state == "stalled" or view.stale else {}
     title = pad([("collectives ", "label"), ("done +in flight", "dim")], width)
     return [title, *(pad(_group(group, furthest, glyphs, width), width) for group in found.groups)]
 
@@ -237,8 +238,11 @@ def rules_block(row: Shown, width: int) -> list[Line]:
             lines += _rule(name, f"not measured: {plain(reasons[name])}", width)
     if unbudgeted:
         lines += _rule("others", f"{NOT_BUDGETED}: {', '.join(unbudgeted)}", width)
-    for name, reason in list(device.items())[:4]:
-        lines += _rule(name, f"not measured: {plain(reason)}", width)
+    missing: dict[str, list[str]] = {}
+    for name, reason in device.items():
+        missing.setdefault(plain(reason), []).append(name.replace("_", " "))
+    for reason, names in missing.items():
+        lines += _rule("device", f"{', '.join(names)}: {reason}", width)
     return lines or [pad([("no rule yet: the model has not been seen", "dim")], width)]
 
 

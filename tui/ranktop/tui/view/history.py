@@ -39,6 +39,7 @@ def history(row: Shown, snapshot: Snapshot, frame: Table, options: Options, widt
         return [pad([(" history begins here", "dim")], width)]
     across = max(1, min(3, width // (CHART_CELLS + 3)))
     known = [name for name in LINES if ring.last(name) is not None][: 3 * across - 1]
+    across = min(across, len(known) + 1)
     down = max(1, min(height // MIN_ROWS, -(-(len(known) + 1) // across)))
     size = ((width - 1) // across - 2, min(MAX_ROWS, height // down))
     times = ring.column("t")

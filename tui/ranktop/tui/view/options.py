@@ -44,6 +44,8 @@ class Options:
     filter: str = ""
     moment: str = "peak"
     zoom: str = "auto"
+    held: tuple[str, int] | None = None
+    """Zoom and bytes of the scale on the screen."""
     detail: bool = True
     page: int = 0
     frozen_at: float | None = None

@@ -43,9 +43,10 @@ class Table:
 
 
 def table(snapshot: Snapshot, options: Options, width: int) -> Table:
-    """Choose rows, order, scale and columns of a frame."""
+    """Choose rows, order, scale and columns of a frame; the options keep the scale for the next one."""
     everyone = [shown(view, options.moment) for view in snapshot.ranks]
-    scale = scale_of(everyone, options.zoom)
+    scale = scale_of(everyone, options.zoom, options.held)
+    options.held = (scale.zoom, scale.bytes)
     alive = {row.view.rank: (row.view, row.memory) for row in everyone if row.view.sample is not None}
     found = outliers(alive)
     rows = [row for row in everyone if _passes(row.view, found.get(row.view.rank), options, scale)]

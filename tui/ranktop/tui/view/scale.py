@@ -84,6 +84,9 @@ def shown(view: RankView, moment: str) -> Shown:
     amounts: Mapping[str, Amount] = {}
     if view.budget is not None:
         amounts = steady(view.budget) if name == "now" else view.budget.at(name)
+        if view.sample.table is None and "parameters" in amounts:
+            # Gradients and the optimizer's state appear at some time of the first step: nothing to compare yet.
+            amounts = {"parameters": amounts["parameters"]}
     return Shown(view, name, view.memory(name) or Memory(), amounts)
 
 
@@ -123,24 +126,36 @@ def _plain(value: int) -> str:
     return f"{whole(value, unit)} {unit.name}"
 
 
-def scale_of(rows: Iterable[Shown], zoom: str) -> Scale:
-    """Choose the scale that all bars of a frame share."""
+def scale_of(rows: Iterable[Shown], zoom: str, held: tuple[str, int] | None = None) -> Scale:
+    """Choose the scale that all bars of a frame share.
+
+    ``held`` is (zoom, bytes) of the frame before: a scale is kept as long as it serves, so that bars don't
+    jump while a job's memory breathes.
+    """
     rows = list(rows)
     total = max((row.memory.total for row in rows if row.memory.total), default=None)
     process = max((value for row in rows if (value := row.process) is not None), default=None)
     tensors = max((value for row in rows if (value := allocated(row.memory)) is not None), default=None)
     auto = zoom == "auto"
     if auto:
-        zoom = "device"
-        if total and process is not None and process < SMALL * total:
-            zoom = "process"
-            if tensors and tensors < SMALL_TENSORS * process:
-                zoom = "tensors"
+        zoom = _auto(total, process, tensors, held[0] if held else "device")
     largest = {"device": total, "process": process, "tensors": tensors}[zoom]
     if largest is None:
         zoom, largest = "device", total or process or 1
-    full = largest if zoom == "device" else _round_up(max(largest, _largest_budget(rows)))
-    return Scale(zoom, full, total, unit_for(full), auto)
+    if zoom != "device":
+        largest = max(largest, _largest_budget(rows))
+        kept = held is not None and held[0] == zoom and held[1] >= largest > held[1] / 3
+        largest = held[1] if held is not None and kept else _round_up(largest)
+    return Scale(zoom, largest, total, unit_for(largest), auto)
+
+
+def _auto(total: int | None, process: int | None, tensors: int | None, before: str) -> str:
+    """Zoom in on what would be a sliver; zoom out again only at twice that size."""
+    if not total or process is None or process >= SMALL * total * (1 if before == "device" else 2):
+        return "device"
+    if tensors and tensors < SMALL_TENSORS * process * (2 if before == "tensors" else 1):
+        return "tensors"
+    return "process"
 
 
 def _largest_budget(rows: list[Shown]) -> int:
