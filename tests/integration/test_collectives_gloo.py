@@ -40,6 +40,7 @@ else:
     thread.start()
     dist.all_reduce(tensor, group=pair)
 dist.barrier()
+dist.destroy_process_group()
 if rank == 0:
     thread.join()
 """
