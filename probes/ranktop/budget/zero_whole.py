@@ -83,7 +83,9 @@ class Partitioned(Layout):
         if not job.parameters_on_device:
             held, where = 0, "partitions offloaded to the host"
         split = job.first_step and not (job.accumulating and moment in IN_FORWARD)
-        if moment in IN_STEP or split or job.ranks == 1:
+        # On one rank a partition serves as the whole, unless the only persistent parameter is gathered by itself.
+        shared = job.ranks == 1 and (job.first_step or len(self.persistent) > 1)
+        if moment in IN_STEP or split or shared:
             return Amount(held, self.rule(where))
         padded = sum(share(k.numel, job.ranks) * job.ranks * k.itemsize for k in self.persistent)
         whole = sum(k.numel * k.itemsize for k in self.persistent)
