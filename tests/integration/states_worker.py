@@ -56,14 +56,9 @@ class Run:
         tokens = torch.arange(6).reshape(2, 3) % 11
         gc.collect()
         self.before = self.live.total()
-        model = Odd().to(self.dtype)
-        plain = self.live.total() - self.before
-        model_in = self.case.wrap(model)
-        wrapped = self.live.total() - self.before
+        model_in = self.case.wrap(Odd().to(self.dtype))
         optimizer = self.case.optimizer(model_in)
-        made = self.live.total() - self.before
         self.probe = ModelProbe(model_in, [optimizer], CPU)
-        del model
         for step in range(STEPS):
             self.row(step, "step_start")
             loss = model_in(tokens).float().square().mean()
@@ -85,9 +80,6 @@ class Run:
             for first in (True, False)
         }
         return {
-            "plain": plain,
-            "wrapped": wrapped,
-            "made": made,
             "rows": self.rows,
             "first": budgets[True],
             "later": budgets[False],

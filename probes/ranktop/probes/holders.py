@@ -168,6 +168,8 @@ class Holders:
     """All holders of a model, in the order of its modules."""
 
     plain: list[PlainModule] = field(default_factory=list)
+    refs: list[Any] = field(default_factory=list)
+    """Weak references to the modules of ``plain`` that hold nothing else in ``_parameters``."""
     groups: list[ShardedGroup] = field(default_factory=list)
     flats: list[FlatHandle] = field(default_factory=list)
 
@@ -206,15 +208,14 @@ class Holders:
         True or False; a flat gradient says its size, for it comes whole or sharded. This runs in the
         training thread at every moment: about 0.1 us for each parameter.
         """
-        found: list[int] = []
+        found: list[int]
         try:
             with _PLAIN_ACCESS():
+                # One comprehension over all modules: half the time of a loop over holders.
+                found = [p.grad is not None for ref in self.refs for p in ref()._parameters.values()]
                 for holder in self.plain:
-                    parameters: Any = holder.module()._parameters  # type: ignore[union-attr]
-                    if holder.whole:
-                        found += [parameter.grad is not None for parameter in parameters.values()]
-                    else:
-                        found += [parameters[name].grad is not None for name in holder.names]
+                    if not holder.whole:
+                        found += [parameter.grad is not None for parameter in holder.tensors()]
                 for group in self.groups:
                     group.look(found)
                 for flat in self.flats:
@@ -247,6 +248,7 @@ def find_holders(structure: Structure) -> Holders:
                 len(items) == len(module._parameters),
             )
         )
+    holders.refs = [holder.module for holder in holders.plain if holder.whole]
     for group in structure.groups:
         sharded = ShardedGroup(weakref.ref(group))
         sharded.key = sharded.state()

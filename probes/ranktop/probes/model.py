@@ -60,6 +60,7 @@ class ModelProbe:
         self._buckets = buckets.Buckets()
         self._keys: frozenset[int] = frozenset()
         self._patterns: dict[tuple[int, ...], tuple[int, int]] = {}
+        self._last: tuple[list[int], tuple[int, int]] = [], (0, 0)
         self._states: tuple[tuple[Any, ...], int] = ((), 0)
         self._engine = engines.EngineProbe(device)
 
@@ -159,6 +160,7 @@ class ModelProbe:
         self._walk_extras(optimizers, ledger)
         self._keys = frozenset(ledger.seen)
         self._patterns = {}
+        self._last = [], (0, 0)
         ledger.total(self._gradients())
         self._states = (self._state_key(), self._masters + self._count_states(optimizers, ledger))
         self._buffers = ledger.total(structure.buffers())
@@ -214,6 +216,8 @@ class ModelProbe:
         if self._buckets.views:
             first = next((g for g in self._gradients() if g is not None), None)
             present.append(first is not None and first._is_view())
+        if present == self._last[0]:
+            return self._last[1]
         pattern = tuple(present)
         sizes = self._patterns.get(pattern)
         if sizes is None:
@@ -225,6 +229,7 @@ class ModelProbe:
                 viewed = buckets.viewed_bytes(self._gradients(), told.sizes)
             sizes = Ledger(self._device, self._keys).total(self._gradients()), viewed
             self._patterns[pattern] = sizes
+        self._last = present, sizes
         return sizes
 
     def _state_key(self) -> tuple[Any, ...]:

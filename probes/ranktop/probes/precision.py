@@ -15,8 +15,8 @@ from ranktop.probes.structure import Structure
 
 def mixed_precision(structure: Structure) -> dict[str, str | None]:
     """Return the compute, reduce and gradient dtypes that FSDP's mixed precision sets."""
-    for group in structure.groups:
-        policy = group.mp_policy
+    for state, group in structure.states:
+        policy = getattr(group, "mp_policy", None) or state._mp_policy
         return {"compute": _name(policy.param_dtype), "reduce": _name(policy.reduce_dtype)}
     for _, handle in structure.handles:
         stored = handle.flat_param.dtype
