@@ -195,7 +195,7 @@ class FakeJob:
 class FakeSource:
     """Plays a fake job: a snapshot first, then a sample of every rank each second of its clock."""
 
-    def __init__(self, job: FakeJob, clock: FakeClock) -> None:
+    def __init__(self, job: FakeJob, clock: Callable[[], float]) -> None:
         self.script, self.clock = job, clock
         self.started = clock()
         self.sent = -1

@@ -62,7 +62,6 @@ def test_filter_by_rank_device_and_state() -> None:
             await run.press("slash", *"node2")
             assert "8 of 16 ranks" in run.text()
             await run.press("enter")
-            assert run.app.focused is None
             assert "filter: node2" in run.text()
             await run.press("down")
             assert await selected(run) == 9
@@ -80,8 +79,14 @@ def test_filter_by_rank_device_and_state() -> None:
 def test_typed_letters_are_no_keys() -> None:
     async def typing() -> None:
         async with dashboard(fsdp_job()) as run:
-            await run.press("slash", *"sqt")
+            await run.press("slash", *"sqtx", "backspace")
             assert run.ranks.options.filter == "sqt"
+            assert "filter: sqt" in run.text().splitlines()[-1]
+            await run.press("ctrl+u")
+            assert run.ranks.options.filter == ""
+            await run.press("x", "escape")
+            assert run.ranks.options.filter == ""
+            assert not run.ranks.options.typing
             assert run.ranks.options.sort == "rank"
             assert run.app.is_running
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from textual import events
 from textual.screen import Screen
 
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.frame import Frame
 from ranktop.tui.view.options import MOMENT_CHOICES, MOMENT_WORDS, PAGES, SORTS, ZOOMS, Options
+from ranktop.tui.view.text import plain
 
 if TYPE_CHECKING:
-    from textual.widgets import Input
-
     from ranktop.tui.app import RanktopApp
 
 NOTICE_SECONDS = 3.0
@@ -75,36 +75,48 @@ class RankActions(Screen[None]):
         largest = self.options.reverse == (self.options.sort == "rank")
         self.say(f"sorted by {self.options.sort}, {'largest' if largest else 'smallest'} first")
 
-    async def action_filter(self) -> None:
-        """Open a line in which a filter is typed."""
-        # Imported when it is first needed: it would cost a tenth of the start.
-        from textual.widgets import Input
-
-        if not self.query("#filter"):
-            line = Input(self.options.filter, placeholder="rank, node, device or state; ! = out of line", id="filter")
-            await self.mount(line)
-            line.focus()
-
-    def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter while typing."""
-        self.options.filter = event.value
+    def action_filter(self) -> None:
+        """Begin to type a filter in the last line."""
+        self.options.typing = True
         self.hurry()
 
-    def on_input_submitted(self) -> None:
-        """Keep the filter and give the keys back."""
-        self._close_filter()
+    def on_key(self, event: events.Key) -> None:
+        """Take the keys of a filter here, in the order in which they were typed.
+
+        A binding or a focused input would only see what is typed after it: keys that follow ``/`` at once, or
+        are pasted, would be lost.
+        """
+        options = self.options
+        if not options.typing:
+            if event.key != "slash":
+                return
+            self.action_filter()
+        elif event.key in ("enter", "escape"):
+            options.typing = False
+            if event.key == "escape":
+                options.filter = ""
+        elif event.key in ("backspace", "ctrl+h"):
+            options.filter = options.filter[:-1]
+        elif event.key == "ctrl+u":
+            options.filter = ""
+        elif event.is_printable and event.character:
+            options.filter += event.character
+        else:
+            return
+        event.stop()
         self.hurry()
+
+    def on_paste(self, event: events.Paste) -> None:
+        """Take pasted text into a filter that is being typed."""
+        if self.options.typing:
+            self.options.filter += plain(event.text)
+            self.hurry()
 
     def action_clear(self) -> None:
         """Drop the filter."""
         had = self.options.filter
-        self._close_filter()
         self.options.filter = ""
         self.say("filter dropped" if had else "no filter to drop")
-
-    def _close_filter(self) -> None:
-        self.set_focus(None)
-        self.query("#filter").remove()
 
     def action_moment(self, by: int) -> None:
         """Step through the moments."""

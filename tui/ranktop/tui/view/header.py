@@ -114,6 +114,8 @@ def position(top: int, height: int, rows: int, glyphs: Glyphs) -> str:
 def footer(options: Options, notice: str, place: str, width: int) -> Line:
     """Show what just happened or needs saying, else the keys that matter most."""
     right: list[Span] = [(f" {place} ", "label bold")] if place else []
+    if options.typing:
+        return _typing(options, right, width)
     if options.filter:
         right.append((f" filter: {plain(options.filter)} ", "frozen"))
     if notice:
@@ -126,6 +128,12 @@ def footer(options: Options, notice: str, place: str, width: int) -> Line:
             break
         spans += hint
     return beside(spans, right, width)
+
+
+def _typing(options: Options, right: list[Span], width: int) -> Line:
+    text = plain(options.filter)
+    hint = "  Enter keeps, Esc drops it" if text else "  rank, node, device or state; ! = out of line"
+    return beside([(" filter: ", "key"), (text, "bold"), (" ", "reverse"), (hint, "dim")], right, width)
 
 
 def news(snapshot: Snapshot, options: Options, now: float) -> str:

@@ -42,6 +42,8 @@ class Options:
     sort: str = "rank"
     reverse: bool = False
     filter: str = ""
+    typing: bool = False
+    """The filter is being typed."""
     moment: str = "peak"
     zoom: str = "auto"
     held: tuple[str, int] | None = None
