@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import struct
 import sys
 import termios
@@ -156,3 +157,11 @@ def test_leaves_within_a_second_although_something_hangs(trace: Path, mode: str)
         assert tty.ended(6.0, read=reading) == 0
         # A second of its own, the rest for a busy machine.
         assert time.monotonic() - pressed < 3.0
+
+
+def test_a_signal_puts_the_terminal_back(trace: Path) -> None:
+    with terminal(trace) as tty:
+        tty.until("live")
+        os.kill(tty.pid, signal.SIGTERM)
+        assert tty.ended(3.0) == 128 + signal.SIGTERM
+        assert b"\x1b[?1049l" in tty.seen

@@ -165,6 +165,10 @@ def test_headers_say_what_is_not_live() -> None:
     assert "! link lost" in text(drawn(picture, state="lost").header)
     assert "hub ended" in text(drawn(picture, state="ended").header)
     assert "connecting" in text(drawn(picture, state="connecting").header)
+    older = drawn(picture, state="lost", detail="the other side is\x1b[2J older")
+    assert "! the other side is older" in text(older.footer)
+    missed = frame(picture, Link(state="live", lost=3, bad=1), Options(), (80, 24), "", picture.now)
+    assert "live, 4 messages lost" in text(missed.header)
     frozen = Options(frozen_at=picture.now)
     assert "FROZEN" in text(drawn(picture, frozen).header)
 

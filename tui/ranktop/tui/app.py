@@ -14,7 +14,7 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.theme import Theme
 
-from ranktop.tui.exit import guarded
+from ranktop.tui.exit import end_on_signals, guarded
 from ranktop.tui.keys import KEYS
 from ranktop.tui.pacing import Pacer
 from ranktop.tui.screens.choose import StartScreen
@@ -81,6 +81,8 @@ class RanktopApp(App[int]):
     def on_mount(self) -> None:
         """Show the first screen and begin to listen."""
         self.pacer.asks = not self.is_headless
+        if not self.is_headless:
+            end_on_signals(self.leave)
         self.set_interval(DRAIN_EVERY, self.drain)
         if self.source is not None:
             self._watch(self.source)
@@ -196,8 +198,12 @@ class RanktopApp(App[int]):
 
     async def action_quit(self) -> None:
         """End with exit code 0."""
+        self.leave(0)
+
+    def leave(self, code: int) -> None:
+        """End with this exit code; whatever hangs is left behind."""
         self.on_quit()
-        self.exit(0)
+        self.exit(code)
 
 
 def _textual_theme(name: str, dark: bool) -> Theme:

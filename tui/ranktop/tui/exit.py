@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -27,7 +30,8 @@ def guarded(app: RanktopApp) -> int:
     app.on_quit = asked.set
     threading.Thread(target=_watch, args=(asked, done, settings), daemon=True, name="ranktop-exit").start()
     try:
-        code = app.run()
+        # Without mouse reports the terminal's own selection works, and a slow link carries no movements.
+        code = app.run(mouse=False)
     finally:
         asked.set()
         if app.source is not None:
@@ -35,6 +39,15 @@ def guarded(app: RanktopApp) -> int:
                 app.source.close()
         done.set()
     return app.return_code or 0 if code is None else code
+
+
+def end_on_signals(end: Callable[[int], None]) -> None:
+    """Call ``end`` with the shell's exit code when the process is told to go, so that the terminal is put back."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Only the main thread's loop can; elsewhere the program around it decides.
+        with contextlib.suppress(RuntimeError, ValueError, NotImplementedError):
+            loop.add_signal_handler(number, end, 128 + number)
 
 
 def _watch(asked: threading.Event, done: threading.Event, settings: list[object] | None) -> None:

@@ -61,7 +61,7 @@ def frame(snapshot: Snapshot, link: Link, options: Options, size: tuple[int, int
         legend=ready(legend(rows, options, width)),
         facts=tuple(left for left, _ in panel),
         side=tuple(right for _, right in panel),
-        footer=ready(footer(options, notice or news(snapshot, options, now), place, width)),
+        footer=ready(footer(options, notice or news(snapshot, link, options, now), place, width)),
     )
 
 

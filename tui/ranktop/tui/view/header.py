@@ -79,6 +79,9 @@ def _link(link: Link, snapshot: Snapshot, glyphs: Glyphs) -> Line:
         newest = min((view.age for view in snapshot.ranks if view.age is not None), default=None)
         if newest is not None and newest > 3.0 and snapshot.state != "ended":
             return ((f"{glyphs.live} live, data {duration(newest)} old", "head warn"),)
+        unread = link.lost + link.bad
+        if unread:
+            return ((f"{glyphs.live} live, {count(unread)} messages lost", "head warn"),)
         return ((f"{glyphs.live} live", "head good"),)
     age = "" if link.age is None else f" {duration(link.age)}"
     if link.state == "lost":
@@ -136,8 +139,10 @@ def _typing(options: Options, right: list[Span], width: int) -> Line:
     return beside([(" filter: ", "key"), (text, "bold"), (" ", "reverse"), (hint, "dim")], right, width)
 
 
-def news(snapshot: Snapshot, options: Options, now: float) -> str:
+def news(snapshot: Snapshot, link: Link, options: Options, now: float) -> str:
     """Return the one thing about the stream or the selected rank that a person should be told now."""
+    if link.state != "live" and link.detail:
+        return f"{options.glyphs.alert} {plain(link.detail)}"
     view = snapshot.rank(options.selected)
     if not options.detail and view is not None and view.end is not None and view.state != "ended":
         return f"{options.glyphs.alert} {end_sentence(view)}"
