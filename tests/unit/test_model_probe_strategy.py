@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from ranktop.budget.plan import Layout, Plan
+from ranktop.probes.model import ModelProbe
 from ranktop.probes.strategy import Seen, batch_of, detect
 
 CPU = torch.device("cpu")
@@ -57,6 +58,14 @@ def test_a_compiled_model_is_seen_without_compiling_it() -> None:
     assert plan_of(torch.compile(model)).compiled  # type: ignore[arg-type]
     model.compile()
     assert plan_of(model).compiled
+
+
+def test_parameters_on_another_device_are_noted_and_left_out() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2, device="meta"))
+    assert "2 parameters lie on other devices and are not counted" in plan_of(model).notes
+    probe = ModelProbe(model, [], CPU)
+    assert [kind.shape for kind in probe.inventory()] == [(5, 3), (5,)]
+    assert probe.resident().parameters == 20 * 4
 
 
 class Hostile(nn.Linear):

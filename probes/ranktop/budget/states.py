@@ -27,6 +27,7 @@ _WITH_STEP: Final = ("backward_end", "step_end")
 """Moments at which the gradients of a step exist whatever came before it."""
 
 _FREED: Final = Amount(0, "the script has freed its gradients by then (zero_grad)")
+_NOT_YET: Final = Amount(0, "no gradients before the first backward")
 
 
 def expected_states(inventory: Inventory, plan: Plan, *, first_step: bool = False) -> Budget:
@@ -52,13 +53,13 @@ def expected_states(inventory: Inventory, plan: Plan, *, first_step: bool = Fals
 
 
 def _at(moment: str, states: Held, plan: Plan, first_step: bool) -> dict[str, Amount]:
-    exist = moment in plan.gradients_at
+    gradients = states.gradients if moment in plan.gradients_at else _FREED
     accumulating = (plan.batch.accumulation or 1) > 1
     if first_step and moment not in _WITH_STEP and (moment == "step_start" or not accumulating):
-        exist = False
+        gradients = _NOT_YET
     before = first_step and moment != "step_end"
     return {
         "parameters": states.parameters,
-        "gradients": states.gradients if exist else _FREED,
+        "gradients": gradients,
         "optimizer": states.optimizer_before if before else states.optimizer,
     }

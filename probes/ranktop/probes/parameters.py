@@ -15,7 +15,11 @@ from ranktop.probes.structure import Structure
 
 
 def inventory_of(structure: Structure, optimizers: list[Any], device: torch.device) -> Inventory:
-    """Return the inventory of a model as this rank holds it, each shared parameter once."""
+    """Return the inventory of a model as this rank holds it, each shared parameter once.
+
+    Parameters that FSDP does not manage and that lie on another device are left out: another budget is theirs.
+    """
+    ledger = Ledger(device)
     group_of = optimizer_groups(optimizers)
     sharded: dict[int, list[Kind]] = {}
     for unit, group in enumerate(structure.groups):
@@ -31,10 +35,10 @@ def inventory_of(structure: Structure, optimizers: list[Any], device: torch.devi
     for module in structure.modules:
         kinds += sharded.get(id(module), ())
         for _, parameter in plain.get(id(module), ()):
-            if id(parameter) not in seen:
+            if id(parameter) not in seen and ledger.here(parameter):
                 seen.add(id(parameter))
                 kinds.append(plain_kind(parameter, outside, group_of.get(id(parameter), -1)))
-    return Inventory.of(kinds, Ledger(device).total(structure.buffers()))
+    return Inventory.of(kinds, ledger.total(structure.buffers()))
 
 
 def optimizer_groups(optimizers: list[Any]) -> dict[int, int]:

@@ -57,7 +57,8 @@ def precision_of(structure: Structure, optimizers: list[Any], autocast: str | No
     return Precision(
         parameters=stored,
         gradients=policy.get("gradients"),
-        compute=policy.get("compute") or compute,
+        # FSDP aligns flat parameters by its own policy, so only the policy may speak there.
+        compute=policy["compute"] if policy else compute,
         reduce=policy.get("reduce"),
         autocast=autocast,
         master=master_dtype(holders, optimizers),

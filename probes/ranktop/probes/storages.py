@@ -43,11 +43,15 @@ class Ledger:
         self.seen: set[int] = set(known)
         """Addresses of the storages counted so far; they are only valid while their tensors live."""
 
+    def here(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lies on this device."""
+        return tensor.get_device() == self._index and tensor.device.type == self._type
+
     def add(self, tensor: Any) -> int:
         """Return the bytes that ``tensor`` adds: 0 when its storages are elsewhere or were counted before."""
         total = 0
         for plain in plain_tensors(tensor):
-            if plain.get_device() != self._index or plain.device.type != self._type:
+            if not self.here(plain):
                 continue
             storage = plain.untyped_storage()
             key = storage._cdata

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 from ranktop.budget.plan import Batch, Ddp, Fsdp, Layout, OptimizerPlan, Plan, Precision
 from ranktop.probes import buckets, engines, mesh, optimizer
 from ranktop.probes.precision import precision_of
-from ranktop.probes.storages import is_host
+from ranktop.probes.storages import Ledger, is_host
 from ranktop.probes.structure import Structure, structure_of
 
 _T = TypeVar("_T")
@@ -43,49 +43,57 @@ def detect(root: nn.Module, optimizers: Sequence[Any], device: torch.device, see
         plan = _guarded(lambda: engines.plan(engine, seen), None, "the DeepSpeed engine", notes)
         if plan is not None:
             return plan
+    structure = _guarded(lambda: structure_of(root), Structure([root], [], []), "the model's structure", notes)
     each: list[Any] = _guarded(lambda: optimizer.distinct(optimizers), [], "the optimizers", notes)
+    plan = _plan(structure, each, seen, notes)
+    notes += _doubts(structure, device, plan)
+    return replace(plan, host=is_host(device), notes=tuple(notes))
+
+
+def _plan(structure: Structure, optimizers: list[Any], seen: Seen, notes: list[str]) -> Plan:
+    """Ask for every part of the plan by itself, so that one that fails leaves the others."""
     unknown: tuple[Layout, tuple[str, ...]] = Layout(), ()
-    structure = structure_of(root)
     layout, more = _guarded(lambda: mesh.layout_of(structure), unknown, "the ranks' layout", notes)
     notes += more
-    options = _guarded(lambda: fsdp_options(structure), None, "FSDP's options", notes)
+    fsdp = _guarded(lambda: fsdp_options(structure), None, "FSDP's options", notes)
     ddp = _guarded(lambda: ddp_options(structure), None, "DDP's options", notes)
-    redundancy = any(type(o).__name__ == "ZeroRedundancyOptimizer" for o in each)
-    bare: tuple[OptimizerPlan, tuple[OptimizerPlan, ...]] = OptimizerPlan(count=len(each)), ()
-    first, groups = _guarded(
-        lambda: optimizer.describe(each),
-        bare,
-        "the optimizer's options",
+    redundancy = any(type(each).__name__ == "ZeroRedundancyOptimizer" for each in optimizers)
+    bare: tuple[OptimizerPlan, tuple[OptimizerPlan, ...]] = OptimizerPlan(count=len(optimizers)), ()
+    first, groups = _guarded(lambda: optimizer.describe(optimizers), bare, "the optimizer's options", notes)
+    dtypes = _guarded(
+        lambda: precision_of(structure, optimizers, seen.autocast, seen.compute),
+        Precision(autocast=seen.autocast),
+        "the precision",
         notes,
     )
-    precision = _guarded(
-        lambda: precision_of(structure, each, seen.autocast, seen.compute), Precision(), "the precision", notes
+    batch = Batch(micro_batch=seen.micro_batch, sequence_length=seen.sequence_length, accumulation=seen.accumulation)
+    return Plan(
+        strategy=_strategy(structure, layout, fsdp, ddp, redundancy),
+        layout=layout,
+        ddp=ddp,
+        fsdp=fsdp,
+        zero_redundancy=redundancy,
+        precision=dtypes,
+        optimizer=first,
+        batch=batch,
+        checkpointing=_guarded(lambda: checkpointing_of(structure), None, "checkpointing", notes),
+        compiled=_guarded(lambda: is_compiled(structure), False, "torch.compile", notes),
+        gradients_at=seen.gradients_at or Plan().gradients_at,
+        groups=groups,
     )
-    checkpointing = _guarded(lambda: checkpointing_of(structure), None, "checkpointing", notes)
-    if checkpointing is None:
+
+
+def _doubts(structure: Structure, device: torch.device, plan: Plan) -> list[str]:
+    """Return what the plan leaves open, in words."""
+    notes: list[str] = []
+    if plan.checkpointing is None:
         notes.append("activation checkpointing by torch.utils.checkpoint cannot be seen from outside")
     if _guarded(lambda: has_sparse_gradients(structure), False, "sparse gradients", notes):
         notes.append("an embedding has sparse gradients, whose size follows the data")
-    return Plan(
-        strategy=_strategy(structure, layout, options, ddp, redundancy),
-        layout=layout,
-        ddp=ddp,
-        fsdp=options,
-        zero_redundancy=redundancy,
-        precision=precision,
-        optimizer=first,
-        batch=Batch(
-            micro_batch=seen.micro_batch,
-            sequence_length=seen.sequence_length,
-            accumulation=seen.accumulation,
-        ),
-        checkpointing=checkpointing,
-        compiled=_guarded(lambda: is_compiled(structure), False, "torch.compile", notes),
-        gradients_at=seen.gradients_at or Plan().gradients_at,
-        notes=tuple(notes),
-        groups=groups,
-        host=is_host(device),
-    )
+    elsewhere = _guarded(lambda: parameters_elsewhere(structure, device), 0, "the devices", notes)
+    if elsewhere:
+        notes.append(f"{elsewhere} parameters lie on other devices and are not counted")
+    return notes
 
 
 def _guarded(ask: Callable[[], _T], otherwise: _T, what: str, notes: list[str]) -> _T:
@@ -102,7 +110,8 @@ def _strategy(structure: Structure, layout: Layout, fsdp: Fsdp | None, ddp: Ddp 
         return f"fsdp{fsdp.version}"
     if ddp is not None:
         return "zero-redundancy" if redundancy else "ddp"
-    if any(isinstance(module, nn.DataParallel) and len(module.device_ids) > 1 for module in structure.modules):
+    parallel = [module for module in structure.modules if isinstance(module, nn.DataParallel)]
+    if any(len(getattr(module, "device_ids", ())) > 1 for module in parallel):
         return "dp"
     if layout.tensor > 1:
         return "tp"
@@ -189,6 +198,12 @@ def is_compiled(structure: Structure) -> bool:
 def has_sparse_gradients(structure: Structure) -> bool:
     """Return whether an embedding asks for sparse gradients."""
     return any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse for m in structure.modules)
+
+
+def parameters_elsewhere(structure: Structure, device: torch.device) -> int:
+    """Return how many parameters outside FSDP lie on another device than the one that is watched."""
+    ledger = Ledger(device)
+    return sum(not ledger.here(p) for _, items in structure.plain() for _, p in items)
 
 
 def batch_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | None, int | None]:
