@@ -168,6 +168,19 @@ def test_master_weights_belong_to_the_optimizer(job: Job) -> None:
     assert (gradients.bytes, gradients.slack) == (560, 1120)
 
 
+def test_a_second_model_that_the_optimizer_updates_belongs_to_the_states(job: Job) -> None:
+    other = nn.Linear(5, 3)
+    job.optimizer = torch.optim.AdamW([*job.model.parameters(), *other.parameters()], lr=1e-3)
+    job.probe = ModelProbe(job.model, [job.optimizer], CPU)
+    other(torch.ones(2, 5)).sum().backward()
+    job.step()
+    found = job.check()
+    assert (found.parameters, found.gradients) == (1344 + 18 * 4, 1120 + 18 * 4)
+    budget = expected_states(job.probe.inventory(), detect(job.model, [job.optimizer], CPU)).at("step_end")
+    sizes = [budget[name].bytes for name in ("parameters", "gradients", "optimizer")]
+    assert sizes == [found.parameters, found.gradients, found.optimizer]
+
+
 def test_a_deleted_model_is_let_go_and_said_to_be_gone(job: Job) -> None:
     job.step()
     job.check()

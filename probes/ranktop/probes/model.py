@@ -127,7 +127,12 @@ class ModelProbe:
         if self._inventory is None:
             if root is None:
                 return Inventory()
-            self._inventory = inventory_of(structure_of(root), self.optimizers(), self._device)
+            try:
+                found = list(zip(self._extra_parameters(), self._extras, strict=True))
+            except Gone:
+                found, self._dirty = [], True
+            extras = [p for p, (*_, master) in found if p is not None and not master]
+            self._inventory = inventory_of(structure_of(root), self.optimizers(), self._device, extras)
         return self._inventory
 
     def gradients_exist(self) -> bool:

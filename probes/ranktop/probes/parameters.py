@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,10 +14,13 @@ from ranktop.probes.storages import Ledger
 from ranktop.probes.structure import Structure
 
 
-def inventory_of(structure: Structure, optimizers: list[Any], device: torch.device) -> Inventory:
+def inventory_of(
+    structure: Structure, optimizers: list[Any], device: torch.device, extras: Iterable[Any] = ()
+) -> Inventory:
     """Return the inventory of a model as this rank holds it, each shared parameter once.
 
     Parameters that FSDP does not manage and that lie on another device are left out: another budget is theirs.
+    ``extras`` are parameters that the optimizers update beside the model's; they come last.
     """
     ledger = Ledger(device)
     group_of = optimizer_groups(optimizers)
@@ -32,12 +35,18 @@ def inventory_of(structure: Structure, optimizers: list[Any], device: torch.devi
     plain = {id(module): items for module, items in structure.plain()}
     kinds: list[Kind] = []
     seen: set[int] = set()
+
+    def add(parameter: Any) -> None:
+        if id(parameter) not in seen and ledger.here(parameter):
+            seen.add(id(parameter))
+            kinds.append(plain_kind(parameter, outside, group_of.get(id(parameter), -1)))
+
     for module in structure.modules:
         kinds += sharded.get(id(module), ())
         for _, parameter in plain.get(id(module), ()):
-            if id(parameter) not in seen and ledger.here(parameter):
-                seen.add(id(parameter))
-                kinds.append(plain_kind(parameter, outside, group_of.get(id(parameter), -1)))
+            add(parameter)
+    for parameter in extras:
+        add(parameter)
     return Inventory.of(kinds, ledger.total(structure.buffers()))
 
 
