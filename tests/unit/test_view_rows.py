@@ -212,3 +212,13 @@ def test_scrolling_keeps_the_selection_in_sight_and_wastes_no_room() -> None:
     assert scrolled(9, None, 4, 10) == 6
     assert scrolled(3, 0, 20, 10) == 0
     assert scrolled(3, 2, 0, 10) == 0
+
+
+def test_differences_that_cancel_out_are_not_hidden() -> None:
+    job = fsdp_job()
+    parameters, gradients, optimizer = job.specs[2].states
+    job.specs[2] = replace(job.specs[2], states=(parameters + 3 * GIB, gradients - 3 * GIB, optimizer))
+    made = drawn(snapshot(job))
+    assert made.table.rows[2].total_delta == 0
+    assert "±3.0" in text(made.numbers[2])
+    assert any("bad bold" in style for _, style in made.numbers[2])

@@ -129,9 +129,9 @@ def resolve(name: str, palette: Palette) -> Style:
     """Return the Rich style of a style name: words separated by spaces, later ones on top."""
     style = base(palette)
     words = name.split()
-    if "head" in words and palette.words.get("head") == "reverse":
+    if {"head", "panel"} & set(words) and palette.words.get("head") == "reverse":
         # In reverse a foreground becomes a block: only what needs a person may.
-        words = [word for word in words if word not in ("accent", "good")]
+        words = [word for word in words if word not in ("accent", "good", "dim", "label")]
     faded = "faded" in words
     for word in words:
         if word.startswith("bar:"):

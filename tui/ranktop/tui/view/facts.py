@@ -67,7 +67,7 @@ def _phases(view: RankView, width: int, glyphs: Glyphs) -> list[Line]:
         bar = "" if value is None else _share_bar(value / whole, bar_cells, glyphs)
         lines.append(
             pad([(f"{name:<10}", "dim"), (f"{seconds(value, glyphs.dash):>6}  ", "number"),
-                 (fit(bar, bar_cells), "phase"), (f" {trail}", "spark")], width)
+                 (fit(bar, bar_cells), "phase"), (f" {trail}", "axis")], width)
         )  # fmt: skip
     if last.micro_batches > 1:
         lines.append(pad([(f"{last.micro_batches} micro-batches a step", "dim")], width))

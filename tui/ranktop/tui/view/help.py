@@ -8,6 +8,7 @@ from ranktop.budget.terms import CATEGORIES
 from ranktop.tui.keys import GROUPS, KEYS
 from ranktop.tui.view.bar import LETTERS
 from ranktop.tui.view.options import Options
+from ranktop.tui.view.status import SHORT
 from ranktop.tui.view.text import Line, Span, pad
 
 _KEY_CELLS = 10
@@ -24,7 +25,7 @@ def help_lines(options: Options, width: int) -> list[Line]:
         if letter is not None:
             spans += [
                 (f"{letter if options.letters else options.glyphs.swatch} ", f"key:{letter}"),
-                (f"{name} ", "dim"),
+                (f"{SHORT.get(name, name)} ", "dim"),
             ]
     lines.append(pad(spans, width))
     for group, title in GROUPS.items():

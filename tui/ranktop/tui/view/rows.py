@@ -232,6 +232,10 @@ def _cell(key: str, row: Shown, frame: Table, options: Options, outlier: Outlier
     if key == "expected":
         return size(row.expected_sum, unit, dash=glyphs.dash), "number"
     if key == "delta":
+        worst = row.worst_delta
+        if worst is not None and abs(row.total_delta or 0) < abs(worst) / 2:
+            text = signed(abs(worst), unit, 1, glyphs).replace("+", glyphs.either)
+            return text, delta_style(worst, row.expected_sum)
         return signed(row.total_delta, unit, 1, glyphs), delta_style(row.total_delta, row.expected_sum)
     if sample is None:
         return glyphs.dash, "dim"

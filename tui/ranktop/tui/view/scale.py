@@ -49,6 +49,11 @@ class Shown:
         return sum(deltas) if deltas else None
 
     @property
+    def worst_delta(self) -> int | None:
+        """The largest difference of one category, in either direction: in the sum two may hide each other."""
+        return max((delta for name in self.comparable if (delta := self.delta(name))), key=abs, default=None)
+
+    @property
     def expected_sum(self) -> int | None:
         """Sum of what is expected, over the categories that have both sides."""
         known = [self.amounts[name].bytes or 0 for name in self.comparable]

@@ -44,6 +44,7 @@ class Glyphs:
     missing: str = "·"
     ellipsis: str = "…"
     about: str = "≈"
+    either: str = "±"
     at_most: str = "≤"
     degree: str = "°C"
     arrow: str = "→"
@@ -56,7 +57,7 @@ class Glyphs:
 UNICODE: Final = Glyphs(ascii=False)
 ASCII: Final = Glyphs(
     ascii=True, select=">", live="*", waiting="o", dash="-", delta="d", dot="-", swatch="#", end="|", rule="|",
-    failed="x", ended="=", silent="?", starting="~", alert="!", missing=".", ellipsis="~", about="~",
+    failed="x", ended="=", silent="?", starting="~", alert="!", missing=".", ellipsis="~", about="~", either="+/-",
     at_most="<", degree="C", arrow="->", up="^", down="v", vertical=" .:-=+*#@", horizontal="         ",
 )  # fmt: skip
 
