@@ -67,9 +67,9 @@ def test_ranks_light() -> None:
 
 
 def test_ranks_in_the_terminals_own_colours() -> None:
-    text = asyncio.run(picture(fsdp_job(), (80, 24), theme="terminal"))
+    text = asyncio.run(picture(fsdp_job(), (80, 24), theme="ansi"))
     assert "#" not in text.rsplit("\n\n", 1)[1]
-    compare("ranks-80x24-terminal", text)
+    compare("ranks-80x24-ansi", text)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=str)

@@ -7,7 +7,19 @@ from itertools import combinations, pairwise
 import pytest
 from rich.color import Color
 
-from ranktop.tui.theme import ANSI_DARK, ANSI_LIGHT, DARK, LIGHT, MONO, PALETTES, Palette, after, choose, resolve
+from ranktop.tui.theme import (
+    ANSI_DARK,
+    ANSI_LIGHT,
+    DARK,
+    LIGHT,
+    MONO,
+    PALETTES,
+    Palette,
+    after,
+    choose,
+    resolve,
+    speaks_unicode,
+)
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
 BLINDNESS = {
@@ -98,11 +110,12 @@ def test_choice_of_palette() -> None:
     assert choose(None, {**truecolor, "COLORFGBG": "0;15"}) is LIGHT
     assert choose(None, {"TERM": "linux"}) is ANSI_DARK
     assert choose(None, {"TERM": "linux", "COLORFGBG": "0;7"}) is ANSI_LIGHT
+    assert choose(None, {"TERM": "dumb"}) is MONO
     assert choose("light", truecolor) is LIGHT
     assert choose(None, {**truecolor, "TEXTUAL_THEME": "ansi-light"}) is ANSI_LIGHT
     assert choose(None, {**truecolor, "TEXTUAL_THEME": "nord"}) is DARK
     assert choose("light", {**truecolor, "NO_COLOR": "1"}) is MONO
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="choose one of dark, light"):
         choose("mauve", truecolor)
 
 
@@ -114,3 +127,26 @@ def test_themes_go_round() -> None:
     assert tuple(seen) == PALETTES
     assert palette is DARK
     assert after(MONO) is MONO
+
+
+@pytest.mark.parametrize(
+    ("environment", "speaks"),
+    [
+        ({"LANG": "en_US.UTF-8"}, True),
+        ({"LANG": "C.UTF-8"}, True),
+        ({"LC_ALL": "C", "LANG": "en_US.UTF-8"}, False),
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, False),
+        ({"LANG": "POSIX"}, False),
+        ({"LANG": "de_DE.ISO-8859-1"}, False),
+        ({"LC_CTYPE": "C.UTF-8"}, True),
+        ({}, True),
+    ],
+    ids=str,
+)
+def test_ascii_without_a_utf8_locale(environment: dict[str, str], speaks: bool) -> None:
+    assert speaks_unicode(environment, "utf-8") is speaks
+
+
+def test_an_output_that_is_not_utf8_gets_ascii() -> None:
+    assert not speaks_unicode({}, "ascii")
+    assert not speaks_unicode({"LANG": "en_US"}, "iso8859-1")

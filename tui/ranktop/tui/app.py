@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import locale
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ from ranktop.tui.screens.help import HelpScreen
 from ranktop.tui.screens.ranks import RanksScreen
 from ranktop.tui.session.source import Link, Source
 from ranktop.tui.session.state import Session
-from ranktop.tui.theme import DARK, LIGHT, after, choose
+from ranktop.tui.theme import DARK, LIGHT, after, choose, speaks_unicode
 from ranktop.tui.view.text import ASCII, UNICODE, plain
 
 if TYPE_CHECKING:
@@ -217,12 +216,6 @@ def _textual_theme(name: str, dark: bool) -> Theme:
     )  # fmt: skip
 
 
-def speaks_unicode() -> bool:
-    """Tell whether the terminal's locale can show the blocks that bars are made of."""
-    encoding = getattr(sys.__stdout__, "encoding", None) or locale.getpreferredencoding(False)
-    return "utf" in encoding.lower()
-
-
 def run(
     source: Source | None,
     *,
@@ -232,6 +225,13 @@ def run(
     ascii: bool | None = None,
     interval: float = 0.5,
 ) -> int:
-    """Run the dashboard until it is quit and return its exit code; the source is closed at the end."""
-    app = RanktopApp(source, find=find, connect=connect, theme=theme, ascii=ascii, interval=interval)
+    """Run the dashboard until it is quit and return its exit code; the source is closed at the end.
+
+    An unknown theme is bad usage: one line and code 2.
+    """
+    try:
+        app = RanktopApp(source, find=find, connect=connect, theme=theme, ascii=ascii, interval=interval)
+    except ValueError as error:
+        print(f"ranktop: {error}", file=sys.stderr)
+        return 2
     return guarded(app)

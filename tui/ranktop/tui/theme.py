@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -73,9 +74,9 @@ _ANSI_WORDS: Final = {
 _ANSI_KEYS: Final = {"p": "blue", "g": "yellow", "o": "magenta", "a": "green", "b": "cyan", "c": "bright_black",
                      "r": "white", "x": "bright_yellow", ".": ""}  # fmt: skip
 
-ANSI_DARK: Final = Palette("terminal", "ansi-dark", _ANSI_WORDS, _ANSI_KEYS)
+ANSI_DARK: Final = Palette("ansi", "ansi-dark", _ANSI_WORDS, _ANSI_KEYS)
 ANSI_LIGHT: Final = Palette(
-    "terminal-light", "ansi-light", {**_ANSI_WORDS, "bad": "red"},
+    "ansi-light", "ansi-light", {**_ANSI_WORDS, "bad": "red"},
     {**_ANSI_KEYS, "r": "black", "x": "bright_magenta"},
 )  # fmt: skip
 
@@ -87,28 +88,51 @@ MONO: Final = Palette(
 )  # fmt: skip
 
 PALETTES: Final = (DARK, LIGHT, ANSI_DARK, ANSI_LIGHT)
-BY_NAME: Final = {palette.name: palette for palette in (*PALETTES, MONO)} | {
-    palette.textual: palette for palette in PALETTES
-}
+BY_NAME: Final = {
+    "dark": DARK, "light": LIGHT, "ansi": ANSI_DARK, "ansi-dark": ANSI_DARK, "ansi-light": ANSI_LIGHT, "none": MONO,
+}  # fmt: skip
+"""Names that a person may ask for."""
 
 
 def choose(name: str | None, environment: Mapping[str, str] | None = None) -> Palette:
-    """Return the palette asked for, else the one that suits the terminal; KeyError for an unknown name."""
+    """Return the palette asked for, else the one that suits the terminal; ValueError for an unknown name."""
     environment = os.environ if environment is None else environment
     if "NO_COLOR" in environment:
         return MONO
-    name = name or environment.get("TEXTUAL_THEME")
-    if name and name in BY_NAME:
+    if name:
+        if name not in BY_NAME:
+            raise ValueError(f"no theme is named {name!r}: choose one of {', '.join(BY_NAME)}")
         return BY_NAME[name]
-    if name and "TEXTUAL_THEME" not in environment:
-        raise KeyError(name)
+    named = BY_NAME.get(environment.get("TEXTUAL_THEME", ""))
+    if named is not None:
+        return named
+    if environment.get("TERM", "") in ("dumb", "vt100", "vt220"):
+        return MONO
     light = environment.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")
-    few = environment.get("TERM", "") in ("linux", "vt100", "ansi", "xterm", "screen", "dumb") and (
+    few = environment.get("TERM", "") in ("linux", "ansi", "xterm", "screen") and (
         environment.get("COLORTERM", "") not in ("truecolor", "24bit")
     )
     if few:
         return ANSI_LIGHT if light else ANSI_DARK
     return LIGHT if light else DARK
+
+
+def speaks_unicode(environment: Mapping[str, str] | None = None, encoding: str | None = None) -> bool:
+    """Tell whether the terminal's locale can show the blocks that bars are made of.
+
+    Python itself turns the C locale into UTF-8 (PEP 538 and 540), so its encoding alone would not tell. Where no
+    locale is set at all, as in most containers, that guess of Python's is the best there is.
+    """
+    environment = os.environ if environment is None else environment
+    encoding = encoding or getattr(sys.__stdout__, "encoding", None) or "ascii"
+    lang = environment.get("LANG", "")
+    kind = environment.get("LC_CTYPE", "")
+    if lang in ("C", "POSIX") and kind.upper() in ("C.UTF-8", "C.UTF8", "UTF-8"):
+        kind = ""  # set by PEP 538
+    name = environment.get("LC_ALL", "") or kind or lang
+    if name in ("C", "POSIX"):
+        return False
+    return "utf" in (name if "." in name else encoding).lower()
 
 
 def after(palette: Palette) -> Palette:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ranktop.budget.terms import CATEGORIES
+from ranktop.tui.session.rank import GONE
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import LETTERS
@@ -76,8 +77,9 @@ def _progress(snapshot: Snapshot, options: Options) -> Line:
 
 def _link(link: Link, snapshot: Snapshot, glyphs: Glyphs) -> Line:
     if link.state == "live":
-        newest = min((view.age for view in snapshot.ranks if view.age is not None), default=None)
-        if newest is not None and newest > 3.0 and snapshot.state != "ended":
+        alive = [view for view in snapshot.ranks if view.age is not None and view.state not in GONE]
+        if alive and all(view.stale for view in alive):
+            newest = min(view.age or 0.0 for view in alive)
             return ((f"{glyphs.live} live, data {duration(newest)} old", "head warn"),)
         unread = link.lost + link.bad
         if unread:

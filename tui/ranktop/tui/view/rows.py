@@ -70,7 +70,10 @@ def _passes(view: RankView, outlier: Outlier | None, options: Options, scale: Sc
     if wanted.isdigit():
         return view.rank == int(wanted)
     card = view.card
-    words = [f"rank {view.rank}", rank_state(view, outlier, scale.unit, options.glyphs)[0]]
+    state, style = rank_state(view, outlier, scale.unit, options.glyphs)
+    if wanted == "!":
+        return style in ("bad", "warn")
+    words = [f"rank {view.rank}", state]
     if card is not None:
         words += [plain(card.node), device_name(view), plain(card.device.name), f"pid {card.pid}"]
     return wanted in " ".join(words).lower()

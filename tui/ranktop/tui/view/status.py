@@ -38,7 +38,7 @@ def rank_state(view: RankView, outlier: Outlier | None, unit: Unit, glyphs: Glyp
     if state == "starting":
         return f"{glyphs.starting} starting", "dim"
     if outlier is not None:
-        return f"{glyphs.alert} {_outlier(outlier, unit, glyphs)}", "bad"
+        return f"{glyphs.alert} {_outlier(outlier, unit, glyphs)}", "bad" if outlier.difference > 0 else "warn"
     return "  ok", "good"
 
 
