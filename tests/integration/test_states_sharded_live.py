@@ -65,6 +65,18 @@ def test_fsdp2_counts_whole_gradients_that_wait_for_their_reduction(live: LiveSt
     assert check(live, probe).gradients == 0
 
 
+def test_fsdp2_one_unit_that_skips_its_reduction_is_found_by_a_look(live: LiveStorages, mesh: DeviceMesh) -> None:
+    model: Any = fsdp2(True, mesh)(Odd())
+    probe = ModelProbe(model, [], CPU)
+    probe.refresh()
+    model.block.set_requires_gradient_sync(False, recurse=False)
+    backward(model)
+    probe.refresh()
+    check(live, probe)
+    backward(model)
+    assert check(live, probe).gradients == 1120
+
+
 def test_fsdp2_parameters_are_the_shards_even_while_gathered(live: LiveStorages, mesh: DeviceMesh) -> None:
     model: Any = fsdp2(False, mesh)(Odd())
     probe = ModelProbe(model, [adamw(model)], CPU)

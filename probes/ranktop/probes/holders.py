@@ -89,14 +89,12 @@ class ShardedGroup:
             yield parameter.sharded_param.grad
         yield from self.unreduced()
 
-    def look(self, found: list[int]) -> None:
-        """Append which gradients exist now; AttributeError when the group is gone."""
-        group: Any = self.group()
-        found += [parameter.sharded_param.grad is not None for parameter in group.fsdp_params]
+    def skips_reduction(self) -> bool:
+        """Return whether the next backward leaves its gradients unreduced, or one did since the walk."""
+        group = self.group()
         if not (getattr(group, "reduce_grads", True) and getattr(group, "all_reduce_grads", True)):
             self.accumulates = True
-        if self.accumulates:
-            found += [gradient is not None for gradient in self.unreduced()]
+        return self.accumulates
 
     def unreduced(self) -> Iterator[Any]:
         """Yield whole gradients that wait for their reduction, and shards that wait for the replicas'."""
@@ -115,6 +113,7 @@ class ShardedGroup:
 
     def changed(self) -> bool:
         """Return whether ``state`` differs from the one walked."""
+        self.skips_reduction()
         try:
             return self.state() != self.key
         except Gone:
@@ -171,6 +170,8 @@ class Holders:
     refs: list[Any] = field(default_factory=list)
     """Weak references to the modules of ``plain`` that hold nothing else in ``_parameters``."""
     groups: list[ShardedGroup] = field(default_factory=list)
+    group_refs: list[Any] = field(default_factory=list)
+    """The weak references of ``groups``."""
     flats: list[FlatHandle] = field(default_factory=list)
 
     def parameters(self) -> Iterator[Any]:
@@ -216,8 +217,12 @@ class Holders:
                 for holder in self.plain:
                     if not holder.whole:
                         found += [parameter.grad is not None for parameter in holder.tensors()]
-                for group in self.groups:
-                    group.look(found)
+                found += [p.sharded_param.grad is not None for ref in self.group_refs for p in ref().fsdp_params]
+                # Scripts switch the reduction for all units at once; a single one shows at the next look.
+                ends = [group.skips_reduction() for group in (*self.groups[:1], *self.groups[-1:])]
+                if any(ends) or any(group.accumulates for group in self.groups):
+                    for group in self.groups:
+                        found += [gradient is not None for gradient in group.unreduced()]
                 for flat in self.flats:
                     found += [0 if gradient is None else gradient.numel() for gradient in flat.gradients()]
         except (AttributeError, KeyError) as error:
@@ -253,6 +258,7 @@ def find_holders(structure: Structure) -> Holders:
         sharded = ShardedGroup(weakref.ref(group))
         sharded.key = sharded.state()
         holders.groups.append(sharded)
+    holders.group_refs = [holder.group for holder in holders.groups]
     for _, handle in structure.handles:
         flat = FlatHandle(weakref.ref(handle))
         flat.key = flat.state()
