@@ -169,3 +169,16 @@ def test_nothing_is_sent_when_nothing_changed() -> None:
     nothing, something = asyncio.run(quiet())
     assert nothing == 0
     assert 0 < something <= 24
+
+
+def test_a_broken_job_names_the_rank_that_broke_it() -> None:
+    async def broken() -> str:
+        job = fsdp_job(4)
+        async with dashboard(job, (120, 24)) as run:
+            job.ends[2] = End(rank=2, how="signal", code=9, detail="SIGKILL")
+            await run.after(1.0)
+            job.ends.update({rank: End(rank=rank, how="signal", code=15, detail="SIGTERM") for rank in (0, 1, 3)})
+            await run.after(1.0)
+            return run.text().splitlines()[0]
+
+    assert "✗ ended: rank 2 SIGKILL" in asyncio.run(broken())

@@ -75,6 +75,8 @@ class RankView:
     """(moment, category) -> since when it differs from the budget."""
     history: Ring | None = None
     marks: tuple[Event, ...] = ()
+    ended: float | None = None
+    """When its end reached the hub, on the session's clock."""
 
     @property
     def stale(self) -> bool:
@@ -109,6 +111,8 @@ class RankState:
         self.received: float | None = None
         """When the last sample reached the hub, on the session's clock."""
         self.end: End | None = None
+        self.ended: float | None = None
+        """When that reached the hub."""
         self.restart = 0
         self.steps: deque[StepTimes] = deque(maxlen=RECENT_STEPS)
         self.history = Ring()
@@ -130,7 +134,7 @@ class RankState:
         if not same:
             if self.pid and header.restart != self.restart:
                 self.marks.append(Event(at, "restart", f"restart {header.restart} as pid {header.pid}"))
-            self.card = self.sample = self.end = self.received = None
+            self.card = self.sample = self.end = self.received = self.ended = None
             self.budget = self.peak = None
             self.steps.clear()
             self.standing = {}
@@ -232,6 +236,7 @@ class RankState:
             standing=self.standing,
             history=self.history.copy() if copy_history else self.history,
             marks=tuple(self.marks),
+            ended=self.ended,
         )
 
     def mark(self, mark: Mark, at: float) -> None:

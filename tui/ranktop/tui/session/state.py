@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -46,10 +47,22 @@ class Snapshot:
             return self.ranks[rank]
         return next((view for view in self.ranks if view.rank == rank), None)
 
+    def culprit(self) -> RankView | None:
+        """Return the rank whose end broke the job: the first that did not end by itself, None when all did.
+
+        A launcher ends the others with SIGTERM, so that one counts only when there is no other.
+        """
+        broken = [view for view in self.ranks if view.end is not None and view.state != "ended"]
+        return min(broken, key=lambda view: (_told_to_go(view), view.ended or 0.0), default=None)
+
     @property
     def world_size(self) -> int:
         """Ranks of the job, by its own word or by what was seen."""
         return max(self.job.world_size if self.job else 0, len(self.ranks))
+
+
+def _told_to_go(view: RankView) -> bool:
+    return view.end is not None and view.end.how == "signal" and view.end.code == signal.SIGTERM
 
 
 class Session:
@@ -106,7 +119,7 @@ class Session:
         elif isinstance(body, Sample):
             state.hear(body, at)
         elif isinstance(body, End):
-            state.end = body
+            state.end, state.ended = body, at
         return True
 
     def _settle(self, heard: dict[int, RankState]) -> None:

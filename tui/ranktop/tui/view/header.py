@@ -69,7 +69,7 @@ def _progress(snapshot: Snapshot, options: Options) -> Line:
         spans.append((f"step {count(snapshot.step)}", "head bold"))
         spans.append((f"  {seconds(snapshot.step_seconds, options.glyphs.dash)} s", "head"))
         spans.append(("   ", "head"))
-    state = job_state(snapshot.state, snapshot.step_age, options.glyphs)
+    state = job_state(snapshot, options.glyphs)
     if state:
         spans += [*state, ("   ", "head")]
     return merge(spans)

@@ -6,6 +6,7 @@ from typing import Final
 
 from ranktop.tui.session.peers import Outlier
 from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.text import Glyphs, Line, Unit, duration, human, plain, signed
 
 SHORT: Final = {
@@ -87,10 +88,15 @@ def end_sentence(view: RankView) -> str:
     return f"rank {view.rank} {how}{code}" + (f": {detail}" if detail else "")
 
 
-def job_state(state: str, step_age: float | None, glyphs: Glyphs) -> Line:
+def job_state(snapshot: Snapshot, glyphs: Glyphs) -> Line:
     """Say what the job as a whole does; nothing while it simply runs."""
+    state = snapshot.state
+    culprit = snapshot.culprit()
+    if culprit is not None:
+        what = "ended: " if state == "ended" else ""
+        return ((f"{glyphs.failed} {what}rank {culprit.rank} {_ended(culprit)}", "head bad bold"),)
     if state == "stalled":
-        age = "" if step_age is None else f" {duration(step_age)}"
+        age = "" if snapshot.step_age is None else f" {duration(snapshot.step_age)}"
         return ((f"{glyphs.alert} stalled{age}", "head bad bold"),)
     if state == "ended":
         return ((f"{glyphs.ended} ended", "head bold"),)
