@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from ranktop.agent.sampler import Sampler
     from ranktop.agent.watch import Watch
 
-EXIT_DEADLINE: Final = 0.5
-"""Seconds that the end of the process waits for the last words, at most."""
+EXIT_DEADLINE: Final = 1.2
+"""Seconds that the end of the process waits for the last words, at most: a script that dies on its first line does so
+before the hub is up. Usually they are gone within a few milliseconds."""
 
 
 class _Agent:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -175,5 +176,5 @@ class RootTracker:
     def _to_front(module: nn.Module, hooked: _Hooked) -> None:
         """Run before the hooks that wrappers put in front later: FSDP2 gathers parameters in one."""
         hooks = module._forward_pre_hooks
-        if hooked.pre_id in hooks:
+        if hooked.pre_id in hooks and isinstance(hooks, OrderedDict):
             hooks.move_to_end(hooked.pre_id, last=False)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -29,7 +29,8 @@ from ranktop.probes.reading import (
 from ranktop.wire.schema import Card, Cost, End, Sample, Table, Versions
 
 if TYPE_CHECKING:
-    from ranktop.agent.watch import Facts, Watch
+    from ranktop.agent.facts import Facts
+    from ranktop.agent.watch import Watch
 
 PUMP_SECONDS: Final = 0.2
 """Seconds between two looks for the hub's answers within an interval."""
@@ -78,7 +79,6 @@ class Sampler(threading.Thread):
         self._errors = 0
         self._last_error = ""
         self._problem = ""
-        self._last_resident: Resident | None = None
         self._cpu = 0.0
         self._hook_seconds = 0.0
 
@@ -241,13 +241,18 @@ class Sampler(threading.Thread):
         )
 
     def _resident(self) -> Resident | None:
-        """Look at the model from this thread; the training thread may be changing it, then the last look stands."""
-        model = self.watch.model if self.watch is not None else None
-        if model is None:
-            return None
-        with contextlib.suppress(Exception):
-            self._last_resident = model.resident()
-        return self._last_resident
+        """Return what the training thread last saw of its tensors; none is touched from this thread.
+
+        Between two steps a script drops its gradients or keeps them: what it did at the last step's start holds.
+        """
+        watch = self.watch
+        resident = watch.resident if watch is not None else None
+        recorder = watch.recorder if watch is not None else None
+        table = recorder.table if recorder is not None else None
+        if resident is None or recorder is None or table is None or recorder.phase != "data":
+            return resident
+        start = table.moments.get("step_start")
+        return resident if start is None else replace(resident, gradients=start.resident.gradients)
 
     def _hooks(self) -> float:
         """Return the seconds spent in the training thread since the last sample."""

@@ -32,7 +32,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            del loader.exec_module  # type: ignore[method-assign]
+            del loader.exec_module
             execute(module)
             self._loaded()
 

@@ -6,7 +6,6 @@ stops looking: a step is never lost to it.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import sys
 import time
@@ -22,14 +21,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ranktop.agent.facts import Facts, autocast_of, clock_of, device_of, differentiable, model_name
 from ranktop.agent.roots import RootTracker
-from ranktop.budget.inventory import Inventory
-from ranktop.budget.plan import Plan
 from ranktop.budget.terms import MOMENTS
 from ranktop.probes.allocator import HostAllocator, open_allocator
 from ranktop.probes.model import ModelProbe
-from ranktop.probes.reading import AllocatorProbe, MomentReading
-from ranktop.probes.steps import HostClock, StepRecorder
+from ranktop.probes.reading import AllocatorProbe, MomentReading, Resident
+from ranktop.probes.steps import StepRecorder
 from ranktop.probes.strategy import Seen, batch_of, detect
 
 MAX_ERRORS: Final = 10
@@ -40,9 +38,6 @@ RESURVEY_SECONDS: Final = 10.0
 
 SETTLED_STEPS: Final = 2
 """Steps after which a process has loaded what it loads lazily."""
-
-_OUTPUTS: Final = 8
-"""Tensors of the root's output whose gradient is awaited, at most."""
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -60,15 +55,6 @@ def _harmless(method: F) -> F:
             self.failed(error)
 
     return guarded  # type: ignore[return-value]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Facts:
-    """What a survey found; a new object means that the card has changed."""
-
-    model: str
-    inventory: Inventory
-    plan: Plan
 
 
 class _Differentiated:
@@ -95,12 +81,15 @@ class Watch:
         self.recorder: StepRecorder | None = None
         self.model: ModelProbe | None = None
         self.facts: Facts | None = None
+        self.resident: Resident | None = None
+        """What the model held at the last reading. Only the training thread may look at tensors: an attribute like
+        ``grad`` that is read while that thread drops it crashes the interpreter."""
         self.allocator = host_allocator
         """Given before a device is known, so that its baseline is taken early; replaced for a GPU."""
         self._roots = RootTracker(self)
         self._primary: weakref.ref[nn.Module] | None = None
         self._sizes: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._optimizers: list[weakref.ref[Optimizer]] = []
         self._foreign: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._handles: list[Any] = []
         self._batch: tuple[int | None, int | None] = (None, None)
@@ -161,7 +150,7 @@ class Watch:
         recorder = self._ready()
         if grad and (recorder.count < 3 or recorder.reading):
             self._batch = batch_of(args, kwargs)
-            self._autocast = _autocast(self.device)
+            self._autocast = autocast_of(self.device)
         if grad and self.model is not None and recorder.count < 3:
             self.model.refresh()
         if grad and recorder.count == SETTLED_STEPS and not self._settled:
@@ -178,7 +167,7 @@ class Watch:
         grad = torch.is_grad_enabled()
         recorder.forward_end(grad)
         if grad and recorder.reading:
-            for tensor in _differentiable(output):
+            for tensor in differentiable(output):
                 tensor.register_hook(self._grad_ready)
 
     @_harmless
@@ -220,8 +209,9 @@ class Watch:
         recorder.optimizer_end()
 
     def _know(self, optimizer: Optimizer) -> None:
-        if optimizer not in self._optimizers:
-            self._optimizers.add(optimizer)
+        if all(known() is not optimizer for known in self._optimizers):
+            self._optimizers = [known for known in self._optimizers if known() is not None]
+            self._optimizers.append(weakref.ref(optimizer))
             if self.model is not None:
                 self.model.add_optimizer(optimizer)
 
@@ -256,7 +246,10 @@ class Watch:
     def _size(self, module: nn.Module) -> int:
         size = self._sizes.get(module)
         if size is None:
-            size = self._sizes[module] = sum(p.numel() for p in module.parameters() if p.requires_grad)
+            # A parameter that ZeRO-3 has partitioned is empty, and says how large it is beside.
+            size = self._sizes[module] = sum(
+                getattr(p, "ds_numel", p.numel()) for p in module.parameters() if p.requires_grad
+            )
         return size
 
     def _become_primary(self, module: nn.Module) -> None:
@@ -282,9 +275,9 @@ class Watch:
         self.device = device_of(root)
         if self.device.type == "cuda" or self.allocator is None:
             self.allocator = open_allocator(self.device)
-        self.model = ModelProbe(root, list(self._optimizers), self.device)
+        self.model = ModelProbe(root, [o for known in self._optimizers if (o := known()) is not None], self.device)
         self.model.refresh(force=True)
-        self.recorder = StepRecorder(self._read, _clock(self.device))
+        self.recorder = StepRecorder(self._read, clock_of(self.device))
         return self.recorder
 
     def _settle(self) -> None:
@@ -301,7 +294,8 @@ class Watch:
         if self.allocator is None or self.model is None:
             return None
         allocated, reserved = self.allocator.quick()
-        return MomentReading(allocated=allocated, reserved=reserved, resident=self.model.resident())
+        self.resident = self.model.resident()
+        return MomentReading(allocated=allocated, reserved=reserved, resident=self.resident)
 
     def _survey(self, recorder: StepRecorder) -> None:
         """Tell what the model and its strategy are, whenever that may have changed."""
@@ -325,8 +319,8 @@ class Watch:
             autocast=self._autocast,
         )
         assert self.device is not None
-        plan = detect(root, list(self._optimizers), self.device, seen)
-        facts = Facts(model=_model_name(root), inventory=self.model.inventory(), plan=plan)
+        plan = detect(root, self.model.optimizers(), self.device, seen)
+        facts = Facts(model=model_name(root), inventory=self.model.inventory(), plan=plan)
         if facts != self.facts:
             self.facts = facts
 
@@ -341,65 +335,3 @@ class Watch:
     def _capturing(self) -> bool:
         """Whether a CUDA graph is being captured: then nothing of ours may touch the stream."""
         return self.device is not None and self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def device_of(root: nn.Module) -> torch.device:
-    """Return the device a model computes on: its parameters' GPU, else the current GPU when one is in use."""
-    first: torch.device | None = None
-    for parameter in root.parameters():
-        if parameter.device.type == "cuda":
-            return parameter.device
-        first = first or parameter.device
-    if torch.cuda.is_initialized():
-        return torch.device("cuda", torch.cuda.current_device())
-    return first if first is not None and first.type != "meta" else torch.device("cpu")
-
-
-def _clock(device: torch.device) -> Any:
-    if device.type == "cuda":
-        from ranktop.probes.cuda_clock import CudaClock
-
-        return CudaClock()
-    return HostClock()
-
-
-def _autocast(device: torch.device | None) -> str | None:
-    kind = device.type if device is not None else "cpu"
-    if not torch.is_autocast_enabled(kind):
-        return None
-    return str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
-
-
-def _model_name(root: nn.Module) -> str:
-    """Return the class name of the user's own model inside wrappers."""
-    for _ in range(6):
-        inner = next(
-            (
-                child
-                for name in ("module", "_orig_mod", "_fsdp_wrapped_module")
-                if isinstance(child := root._modules.get(name), nn.Module)
-            ),
-            None,
-        )
-        if inner is None:
-            break
-        root = inner
-    name = type(root).__name__
-    # fully_shard gives a module a class of its own, named after the original.
-    return name.removeprefix("FSDP") if len(name) > len("FSDP") and hasattr(root, "unshard") else name
-
-
-def _differentiable(output: object) -> list[torch.Tensor]:
-    """Return tensors of a module's output that will get a gradient: itself, or inside a tuple, dict or dataclass."""
-    if isinstance(output, torch.Tensor):
-        parts: Iterable[object] = (output,)
-    elif isinstance(output, dict):
-        parts = output.values()
-    elif isinstance(output, (tuple, list)):
-        parts = output
-    elif dataclasses.is_dataclass(output):
-        parts = vars(output).values()
-    else:
-        parts = ()
-    found = [t for t in parts if isinstance(t, torch.Tensor) and t.requires_grad]
-    return found[:_OUTPUTS]
