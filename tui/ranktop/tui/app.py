@@ -104,6 +104,8 @@ class RanktopApp(App[int]):
             return
         try:
             self.session.feed(self.source.drain())
+            if self.session.failure:
+                self.trouble = plain(f"! {self.session.failure}")
         except Exception as error:
             self.report(error)
 

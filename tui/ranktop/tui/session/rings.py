@@ -14,6 +14,8 @@ CAPACITY: Final = 1800
 
 COLUMNS: Final = Point.__struct_fields__
 _NONE: Final = math.nan
+_LARGEST: Final = 3e38
+"""What a 32-bit float can hold; anything above is no measurement."""
 
 
 class Ring:
@@ -34,7 +36,7 @@ class Ring:
         full = len(self) >= self.capacity
         for name, column in self._columns.items():
             value = getattr(point, name)
-            number = _NONE if value is None else float(value)
+            number = _NONE if value is None or abs(value) > _LARGEST else float(value)
             if full:
                 column[self._start] = number
             else:

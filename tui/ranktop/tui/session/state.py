@@ -20,6 +20,9 @@ STALL_SECONDS: Final = 10.0
 STALL_STEPS: Final = 3
 """A job stalls when no rank finished a step within the larger of these: seconds, usual steps."""
 
+MOST_MISSING: Final = 65536
+"""World size up to which ranks that were never seen are listed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -77,6 +80,8 @@ class Session:
         self.ranks: dict[int, RankState] = {}
         self.marks: deque[Event] = deque(maxlen=MARKS_KEPT)
         self._uncompared: dict[int, RankState] = {}
+        self.failure = ""
+        """The last message that could not be used, in one line."""
 
     def feed(self, received: Iterable[Received | Reset]) -> None:
         """Take what a source gave, in its order."""
@@ -93,8 +98,11 @@ class Session:
                     self.marks.append(Event(at, item.body.what, item.body.detail))
                 continue
             state = self._rank(item.header.rank)
-            if self._take(state, item, at):
-                heard[state.rank] = state
+            try:
+                if self._take(state, item, at):
+                    heard[state.rank] = state
+            except Exception as error:  # one message with impossible values must not cost the others
+                self.failure = f"a {item.header.kind} of rank {state.rank}: {type(error).__name__}: {error}"
         self._settle(heard)
 
     def _rank(self, rank: int) -> RankState:
@@ -129,7 +137,10 @@ class Session:
         started = time.perf_counter()
         while self._uncompared:
             state = self._uncompared.pop(next(iter(self._uncompared)))
-            state.compare()
+            try:
+                state.compare()
+            except Exception as error:
+                self.failure = f"budget of rank {state.rank}: {type(error).__name__}: {error}"
             if self.budget_slice is not None and time.perf_counter() - started > self.budget_slice:
                 break
 
@@ -167,7 +178,7 @@ class Session:
 
     def snapshot(self, *, copy_history: bool = False) -> Snapshot:
         """Return the job as it is now; with ``copy_history`` one that stays as it is for ever."""
-        size = self.job.world_size if self.job else 0
+        size = self.job.world_size if self.job and self.job.world_size <= MOST_MISSING else 0
         known = sorted({*self.ranks, *range(size)}) if len(self.ranks) < size else sorted(self.ranks)
         views = [
             self.ranks[rank].view(copy_history=copy_history)

@@ -112,7 +112,7 @@ def device_name(view: RankView) -> str:
     if card is None:
         return ""
     if card.device.kind != "cuda":
-        return card.device.kind
+        return plain(card.device.kind)
     return "cuda" if card.device.torch_index is None else f"cuda:{card.device.torch_index}"
 
 
