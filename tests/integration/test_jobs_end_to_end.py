@@ -21,7 +21,9 @@ STATES = ("parameters", "gradients", "optimizer")
 SMALL = ["--minutes", "3", "--layers", "2", "--hidden", "64", "--batch", "2"]
 
 DEEPSPEED = """
-import argparse, os, torch, deepspeed
+import os, torch, deepspeed
+from deepspeed.ops import __compatible_ops__
+__compatible_ops__["deepspeed_shm_comm"] = False  # else it compiles an operator at start
 from ranktop.demo.gpt import GPT, GPTConfig
 stage = int(os.environ["STAGE"])
 config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": stage, "reduce_bucket_size": 5000,
