@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations, pairwise
 
 import pytest
-from rich.color import Color
+from rich.color import Color, ColorSystem
 
 from ranktop.tui.theme import (
     ANSI_DARK,
@@ -17,6 +17,7 @@ from ranktop.tui.theme import (
     Palette,
     after,
     choose,
+    in_sixteen,
     resolve,
     speaks_unicode,
 )
@@ -80,6 +81,12 @@ def test_sixteen_colours_are_enough(palette: Palette) -> None:
     assert not any("red" in name for name in used)
 
 
+@pytest.mark.parametrize("palette", [DARK, LIGHT], ids=lambda palette: palette.name)
+def test_256_colours_keep_the_categories_apart(palette: Palette) -> None:
+    numbers = [Color.parse(palette.keys[letter]).downgrade(ColorSystem.EIGHT_BIT).number for letter in NEIGHBOURS]
+    assert len(set(numbers)) == len(numbers)
+
+
 def test_without_colour_there_are_only_attributes() -> None:
     names = [*DARK.words, "bar:pg", "bar:..", "key:p", "key:. faded", "head bad bold", "text selected"]
     for name in names:
@@ -127,6 +134,9 @@ def test_themes_go_round() -> None:
     assert tuple(seen) == PALETTES
     assert palette is DARK
     assert after(MONO) is MONO
+    assert [in_sixteen(palette) for palette in (DARK, LIGHT, ANSI_LIGHT, MONO)] == [
+        ANSI_DARK, ANSI_LIGHT, ANSI_LIGHT, MONO,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

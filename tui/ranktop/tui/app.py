@@ -21,7 +21,7 @@ from ranktop.tui.screens.help import HelpScreen
 from ranktop.tui.screens.ranks import RanksScreen
 from ranktop.tui.session.source import Link, Source
 from ranktop.tui.session.state import Session
-from ranktop.tui.theme import DARK, LIGHT, after, choose, speaks_unicode
+from ranktop.tui.theme import DARK, LIGHT, after, choose, in_sixteen, speaks_unicode
 from ranktop.tui.view.text import ASCII, UNICODE, plain
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class RanktopApp(App[int]):
     ) -> None:
         self.palette = choose(theme)
         super().__init__()
+        if theme is None and self.console.color_system == "standard":
+            self.palette = in_sixteen(self.palette)
         self.clock = clock
         self.session = Session(clock, budget_slice=0.03)
         self.source = source

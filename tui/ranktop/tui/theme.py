@@ -117,6 +117,11 @@ def choose(name: str | None, environment: Mapping[str, str] | None = None) -> Pa
     return LIGHT if light else DARK
 
 
+def in_sixteen(palette: Palette) -> Palette:
+    """Return what stands for a palette on a terminal of sixteen colours: mixed ones would fall together there."""
+    return {DARK: ANSI_DARK, LIGHT: ANSI_LIGHT}.get(palette, palette)
+
+
 def speaks_unicode(environment: Mapping[str, str] | None = None, encoding: str | None = None) -> bool:
     """Tell whether the terminal's locale can show the blocks that bars are made of.
 
