@@ -19,6 +19,7 @@ from ranktop.wire.endpoints import find_jobs
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 AGENT = ["-m", "ranktop.agent"]
+LOG = "job.log"
 
 
 def environment(directory: Path, **extra: str) -> dict[str, str]:
@@ -30,28 +31,29 @@ def environment(directory: Path, **extra: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def job(command: Sequence[str], directory: Path, **extra: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a job; on the way out it and its hub are ended."""
-    process = subprocess.Popen(
-        command,
-        cwd=directory,
-        env=environment(directory, **extra),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+def job(command: Sequence[str], directory: Path, **extra: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a job, its output in ``job.log``; on the way out it and its hub are ended."""
+    # Not into a pipe: one that nobody reads stops a talkative rank, and with it the whole job.
+    with (directory / LOG).open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=directory, env=environment(directory, **extra), stdout=log, stderr=log, start_new_session=True
+        )
     try:
         yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         try:
-            process.communicate(timeout=15)
+            process.wait(15)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate()
+            process.wait()
         end_hubs()
+
+
+def output(directory: Path) -> str:
+    """Return what the job has written so far."""
+    return (directory / LOG).read_text(errors="replace")
 
 
 def end_hubs() -> None:

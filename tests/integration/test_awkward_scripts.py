@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import AGENT, TORCHRUN, Viewer, environment, job, steps_done, wait_until
+from jobs import AGENT, TORCHRUN, Viewer, environment, job, output, steps_done, wait_until
 
 from ranktop.wire.endpoints import find_jobs
 
@@ -190,10 +190,9 @@ def test_a_first_line_that_dies_under_torchrun(launcher: str, tmp_path: Path, vi
     command = [*TORCHRUN, "--nproc-per-node", "2", *AGENT, *target]
     with job(command, tmp_path, PYTHONPATH=str(tmp_path)) as process:
         state = viewer.wait(lambda s: s["state"] == "ended", 30)
-        output, _ = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert "NameError: name 'no_such_name' is not defined" in output
-    assert "ranktop/agent" not in output
+        assert process.wait(30) == 1
+    assert "NameError: name 'no_such_name' is not defined" in output(tmp_path)
+    assert "ranktop/agent" not in output(tmp_path)
     hows = {rank["end"]["how"] for rank in state["ranks"]}
     assert "exception" in hows
     assert hows <= {"exception", "signal"}

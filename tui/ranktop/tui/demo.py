@@ -28,6 +28,11 @@ START_SECONDS: Final = 120.0
 
 SNAPSHOT_STEP: Final = 10
 
+END_WITH_PARENT: Final = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+"""Runs Python with the given arguments and has Linux send it SIGTERM when this process dies, however it dies."""
+
 
 def run_demo(strategy: str, ranks: int, minutes: float) -> int:
     """Run the demo and return the exit code: 0, or 1 when the job could not be started."""
@@ -52,7 +57,8 @@ def training(strategy: str, ranks: int, minutes: float, log: Path) -> Iterator[t
     """Run the job in a session of its own; ends it, ranks included, on the way out."""
     job_id = f"demo-{secrets.token_hex(3)}"
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
+        *(sys.executable, "-c", END_WITH_PARENT),
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
         *("-m", "ranktop.agent", "-m", "ranktop.demo.train"),
         *("--strategy", strategy, "--minutes", str(minutes)),
     ]
