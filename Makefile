@@ -28,11 +28,9 @@ check: lint test
 	@$(PIP) -e '.[demo]' '$(TORCH)'
 	@touch $@
 
-# DeepSpeed comes as source and asks for torch while it is built; none of its kernels is compiled here.
+# DeepSpeed comes as source; none of its kernels is compiled.
 .venv/.test: .venv/bin/python pyproject.toml
-	$(PIP) -e '.[dev]' '$(TORCH)'
-	$(PIP) setuptools wheel ninja py-cpuinfo
-	DS_BUILD_OPS=0 $(PIP) --no-build-isolation -e '.[deepspeed]' hatchling editables '$(TORCH)'
+	DS_BUILD_OPS=0 $(PIP) -e '.[dev,deepspeed]' '$(TORCH)'
 	@touch $@
 
 clean:

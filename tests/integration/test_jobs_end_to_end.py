@@ -115,6 +115,9 @@ def test_a_killed_rank_is_named_and_the_rest_is_told(tmp_path: Path, viewer: Vie
     assert state["ranks"][1]["end"] == {"how": "signal", "code": 9, "detail": "SIGKILL"}
     assert state["ranks"][1]["state"] == "killed"
     assert state["ranks"][0]["state"] in {"killed", "failed"}, "torchrun ends it, or gloo fails in it"
+    culprit = viewer.session.snapshot().culprit()
+    assert culprit is not None
+    assert culprit.rank == 1, "the first to go, not the one that failed in a collective because of it"
     assert state["ranks"][1]["measured"]["parameters"] > 0, "the last words outlive the rank"
     assert "ranktop: " not in output(tmp_path), "the agent has nothing to say in the job's log"
 

@@ -23,7 +23,8 @@ class Presence:
     def __init__(self) -> None:
         self._watch = ProcessWatch()
         self._unwatched: dict[int, float] = {}
-        self._ended: list[tuple[float, Gone]] = []
+        self._ended: list[tuple[float, float, Gone]] = []
+        """(when to record it, when it was seen, what)."""
         self._next_look = 0.0
 
     def fileno(self) -> int:
@@ -42,23 +43,26 @@ class Presence:
         elif header.pid in self._unwatched or len(self._unwatched) < _MAX_UNWATCHED:
             self._unwatched[header.pid] = now
 
-    def collect(self, now: float, signalled: bool) -> list[Gone]:
-        """Return the ends that are due to be recorded; ``signalled`` when ``fileno`` was readable."""
+    def collect(self, now: float, signalled: bool) -> list[tuple[float, Gone]]:
+        """Return the ends that are due to be recorded, each with the time at which it was seen.
+
+        ``signalled`` when ``fileno`` was readable. The time tells which of several ranks went first.
+        """
         if signalled or (self._watch.must_look and now >= self._next_look):
             self._next_look = now + _LOOK_EVERY
-            self._ended += [(now + GRACE, gone) for gone in self._watch.gone()]
+            self._ended += [(now + GRACE, now, gone) for gone in self._watch.gone()]
         for pid, last in list(self._unwatched.items()):
             if now - last > SILENCE:
                 del self._unwatched[pid]
                 detail = f"silent for {SILENCE:.0f} s; its process cannot be seen from here"
-                self._ended.append((now, Gone(pid, "vanished", None, detail)))
-        due = [gone for when, gone in self._ended if when <= now]
-        self._ended = [(when, gone) for when, gone in self._ended if when > now]
+                self._ended.append((now, now, Gone(pid, "vanished", None, detail)))
+        due = [(seen, gone) for when, seen, gone in self._ended if when <= now]
+        self._ended = [entry for entry in self._ended if entry[0] > now]
         return due
 
     def deadline(self) -> float | None:
         """Return when ``collect`` should be called at the latest; None when only ``fileno`` matters."""
-        due = [when for when, _ in self._ended]
+        due = [when for when, _, _ in self._ended]
         due += [last + SILENCE for last in self._unwatched.values()]
         if self._watch.must_look:
             due.append(self._next_look)

@@ -176,8 +176,8 @@ class HubServer:
         if self._visitors in ready:
             self._read_viewers()
         now = time.monotonic()
-        for gone in self._presence.collect(now, self._presence.fileno() in ready):
-            self.state.end_process(now, gone.pid, gone.how, gone.code, gone.detail)
+        for seen, gone in self._presence.collect(now, self._presence.fileno() in ready):
+            self.state.end_process(seen, gone.pid, gone.how, gone.code, gone.detail)
         for address, batch in self._viewers.answers(now):
             self._send(self._visitors, address, encode_batch(batch))
         self._consider_end(now)
