@@ -72,7 +72,7 @@ def start(script: str) -> None:
     try:
         _start(script)
     except Exception as error:
-        _say(f"not attached, training goes on without it: {type(error).__name__}: {error}")
+        _say(f"not attached, training goes on without it: {_words(error)}")
 
 
 def attach_to(model: nn.Module | None, optimizers: Iterable[Optimizer]) -> None:
@@ -83,7 +83,7 @@ def attach_to(model: nn.Module | None, optimizers: Iterable[Optimizer]) -> None:
         if _agent is not None and _agent.watch is not None:
             _agent.watch.follow(model, optimizers)
     except Exception as error:
-        _say(f"not attached, training goes on without it: {type(error).__name__}: {error}")
+        _say(f"not attached, training goes on without it: {_words(error)}")
 
 
 def stop() -> None:
@@ -142,6 +142,13 @@ def _interval() -> float:
         _say(f"RANKTOP_INTERVAL={text!r} is not a number of seconds from 0.05 to 3600; using 1")
         return 1.0
     return value
+
+
+def _words(error: Exception) -> str:
+    """Name the kind of an error unless its text was written for the reader."""
+    if type(error).__module__.startswith("ranktop."):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _say(text: str) -> None:

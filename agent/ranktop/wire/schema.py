@@ -137,7 +137,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[StepTimes, ...] = ()
     """The last steps finished since the previous sample, oldest first, at most 16."""
     phase: str = ""
-    """What the training thread is in: ``data``, ``forward``, ``backward``, ``optimizer``, ``eval``; empty before the first."""
+    """``data``, ``forward``, ``backward``, ``optimizer`` or ``eval``: what the training thread is in; else empty."""
     collectives: Collectives = Collectives()
     cost: Cost = Cost()
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 
-
 @dataclass(frozen=True, slots=True)
 class DeviceIdentity:
     """Which device a rank computes on."""
@@ -120,7 +119,7 @@ class Collectives:
 
 
 class DeviceProbe(Protocol):
-    """Reads one device. ``read`` never blocks longer than a few milliseconds: it returns the last answer and its age."""
+    """Reads one device. ``read`` returns the last answer and its age; it never blocks beyond a few milliseconds."""
 
     def identity(self) -> DeviceIdentity:
         """Return which device this is."""
@@ -155,4 +154,3 @@ class StepTable:
     first: bool
     """True while this step was the first to run its optimizer: optimizer state appeared during it."""
     moments: dict[str, MomentReading]
-

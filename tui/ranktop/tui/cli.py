@@ -41,7 +41,7 @@ def _version(wanted: bool) -> None:
 def dashboard(
     context: typer.Context,
     job: JobOption = None,
-    theme: Annotated[str | None, typer.Option(help="dark, light or ansi.")] = None,
+    theme: Annotated[str | None, typer.Option(help="dark, light, ansi, ansi-dark, ansi-light or none.")] = None,
     ascii_only: Annotated[bool | None, typer.Option("--ascii/--no-ascii", help="Draw without Unicode.")] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
