@@ -474,7 +474,7 @@ def test_agent_whose_process_cannot_be_seen_ends_by_silence(reaped: Callable[[],
     presence.follow(Header("sample", 0, missing, 0, 1), 5.0)
     assert not presence.alone
     assert presence.collect(5.0 + SILENCE, False) == []
-    (gone,) = presence.collect(5.1 + SILENCE, False)
+    ((_, gone),) = presence.collect(5.1 + SILENCE, False)
     assert (gone.pid, gone.how) == (missing, "vanished")
     assert presence.alone
     presence.follow(Header("sample", 0, missing, 0, 2), 30.0)
@@ -493,7 +493,8 @@ def test_end_is_recorded_a_moment_after_the_process() -> None:
     os.waitpid(pid, 0)
     assert presence.collect(1.0, True) == []
     assert presence.deadline() == 1.0 + GRACE
-    assert [gone.pid for gone in presence.collect(1.0 + GRACE, False)] == [pid]
+    recorded = presence.collect(1.0 + GRACE, False)
+    assert [(seen, gone.pid) for seen, gone in recorded] == [(1.0, pid)], "with the time at which it went"
     presence.close()
 
 
