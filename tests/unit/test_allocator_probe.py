@@ -87,7 +87,8 @@ def test_the_identity_of_this_process_adds_up_whatever_it_has_touched() -> None:
             assert sum(size or 0 for size in sizes.values()) == memory.total
             assert all(size is not None for size in sizes.values())
             assert memory.parameters == resident.parameters
-            assert reasons
+        # More tensors than malloc has given out: what was moved to make them fit is said.
+        assert reasons
 
 
 @glibc
