@@ -154,6 +154,7 @@ def rank_json(view: RankView) -> dict[str, Any]:
         "restart": view.restart,
         "device": device_json(card),
         "moment": view.peak,
+        "moments_step": sample.table.step if sample and sample.table else None,
         "measured": memory_json(measured),
         "expected": expected_json(amounts, measured),
         "rules": {category: amount.rule for category, amount in amounts.items() if amount.bytes is not None},
