@@ -40,11 +40,6 @@ def test_a_snapshot_of_all_ranks(tmp_path: Path) -> None:
 
 def jobs_of(directory: str) -> list[psutil.Process]:
     """Return the processes that a run directory's jobs have left, hubs included."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("RANKTOP_RUN_DIR") == directory:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+    mark = f"RANKTOP_RUN_DIR={directory}"
+    entries = psutil.process_iter(["environ"])
+    return [entry for entry in entries if mark in [f"{k}={v}" for k, v in (entry.info["environ"] or {}).items()]]
