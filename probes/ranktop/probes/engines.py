@@ -14,8 +14,8 @@ from ranktop.probes.reading import Resident
 from ranktop.probes.storages import Ledger
 
 _KINDS: Final = ("parameters", "gradients", "optimizer", "buffers")
-_REMEMBERED: Final = 8
-"""Layouts whose bytes are remembered (with and without gradients, before and after the first step)."""
+_REMEMBERED: Final = 32
+"""Layouts whose bytes are remembered: an engine goes through several in every step."""
 
 
 def _deepspeed() -> Any | None:
@@ -60,19 +60,15 @@ class EngineProbe:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._layout: object = None
         self._known: dict[object, Resident] = {}
 
     def refresh(self, engine: Any, force: bool) -> bool:
-        """Forget the remembered bytes if the engine's layout changed or ``force``; True if it did."""
-        probe = _deepspeed()
-        layout = None if probe is None else probe.layout_key(engine)
-        if layout == self._layout and self._known and not force:
-            return False
-        self._layout = layout
-        self._known.clear()
+        """Count the bytes of the engine's layout if it is a new one or ``force``; True if it was."""
+        if force:
+            self._known.clear()
+        before = len(self._known)
         self.resident(engine)
-        return True
+        return len(self._known) != before
 
     def resident(self, engine: Any) -> Resident:
         """Return the bytes by category, counted when this state of the engine is new."""
