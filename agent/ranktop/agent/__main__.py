@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
 
 USAGE = """\
 usage: torchrun [torchrun options] -m ranktop.agent SCRIPT [arguments...]
@@ -26,9 +26,12 @@ def main() -> None:
         sys.stderr.write("ranktop.agent: -m needs the name of a module\n" + USAGE)
         raise SystemExit(2)
     target, rest = (arguments[1], arguments[2:]) if module else (arguments[0], arguments[1:])
-    if not module and not Path(target).exists():
+    if not module and not os.path.exists(target):
         sys.stderr.write(f"ranktop.agent: can't open {target!r}: no such file\n")
         raise SystemExit(2)
+    if not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
+        # The current folder, which -m put there: a queue.py in it must not be taken for the library's by the agent.
+        sys.path.pop(0)
 
     from ranktop.agent import attaching, runner
 

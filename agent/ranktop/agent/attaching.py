@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
+
+from ranktop.agent.runner import one_line
+from ranktop.agent.say import say
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,7 +46,7 @@ class _Agent:
             watch.install()
             self.watch = self.sampler.watch = watch
         except Exception as error:
-            _say(f"not following the model: {type(error).__name__}: {error}")
+            say(f"not following the model: {one_line(error)}")
 
     def stop(self) -> None:
         """Send the last words, take the hooks away, end the thread."""
@@ -54,6 +59,7 @@ class _Agent:
         end = End(rank=self.sampler.identity.rank, how=self.how, code=self.code, detail=self.detail)
         if self.watch is not None:
             self.watch.remove()
+            self.watch.close()
         self.sampler.finish(end, EXIT_DEADLINE)
 
     def _unhandled(self) -> None:
@@ -61,10 +67,13 @@ class _Agent:
         error = getattr(sys, "last_value", None)
         if isinstance(error, BaseException) and not hasattr(sys, "ps1"):
             self.how, self.code = "exception", 1
-            self.detail = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            self.detail = one_line(error)
 
 
 _agent: _Agent | None = None
+_left: _Agent | None = None
+"""The parent's agent, in a forked child."""
+_registered = False
 
 
 def start(script: str) -> None:
@@ -72,7 +81,7 @@ def start(script: str) -> None:
     try:
         _start(script)
     except Exception as error:
-        _say(f"not attached, training goes on without it: {_words(error)}")
+        say(f"not attached, training goes on without it: {_words(error)}")
 
 
 def attach_to(model: nn.Module | None, optimizers: Iterable[Optimizer]) -> None:
@@ -83,7 +92,7 @@ def attach_to(model: nn.Module | None, optimizers: Iterable[Optimizer]) -> None:
         if _agent is not None and _agent.watch is not None:
             _agent.watch.follow(model, optimizers)
     except Exception as error:
-        _say(f"not attached, training goes on without it: {_words(error)}")
+        say(f"not attached, training goes on without it: {_words(error)}")
 
 
 def stop() -> None:
@@ -95,7 +104,7 @@ def stop() -> None:
     try:
         agent.stop()
     except Exception as error:
-        _say(f"did not stop cleanly: {type(error).__name__}: {error}")
+        say(f"did not stop cleanly: {one_line(error)}")
 
 
 def ended(how: str, code: int | None, detail: str) -> None:
@@ -105,29 +114,59 @@ def ended(how: str, code: int | None, detail: str) -> None:
 
 
 def _start(script: str) -> None:
-    global _agent
+    global _agent, _left
     if _agent is not None or os.environ.get("RANKTOP_DISABLE", "") not in {"", "0"}:
         return
     from ranktop.agent.identity import discover
+    from ranktop.agent.lifecycle import ensure_hub
     from ranktop.agent.sampler import Sampler
     from ranktop.agent.torch_import import when_torch_is_imported
-    from ranktop.wire.endpoints import job_directory
+    from ranktop.wire.endpoints import RunDirectoryError, job_directory
 
+    left, _left = _left, None
+    if left is not None and left.watch is not None:
+        left.watch.remove()
     identity = discover(script)
-    sampler = Sampler(identity, job_directory(identity.job.id), os.path.basename(script), _interval())
+    directory = job_directory(identity.job.id)
+    # Before the script runs: it might wait for its own children, and be told of this one instead. What goes wrong
+    # here goes wrong again in the publisher, which says so.
+    with contextlib.suppress(RunDirectoryError, OSError):
+        ensure_hub(identity.job, directory)
+    sampler = Sampler(identity, directory, os.path.basename(script), _interval())
+    with _signals_blocked():
+        sampler.start()
     _agent = _Agent(sampler)
-    sampler.start()
-    atexit.register(stop)
-    os.register_at_fork(after_in_child=_forked)
+    _register()
     when_torch_is_imported(_agent.torch_loaded)
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Have the threads started within leave signals alone: one that a script blocks, to wait for it, would end it."""
+    synchronous = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - synchronous)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _register() -> None:
+    """Have the agent end with the process, and stay out of its forked children; once."""
+    global _registered
+    if not _registered:
+        _registered = True
+        atexit.register(stop)
+        os.register_at_fork(after_in_child=_forked)
 
 
 def _forked() -> None:
     """A forked child (a data loader's worker) has no thread and must not speak for its parent."""
-    global _agent
-    if _agent is not None and _agent.watch is not None:
-        _agent.watch.enabled = False
-    _agent = None
+    global _agent, _left
+    if _agent is not None:
+        if _agent.watch is not None:
+            _agent.watch.enabled = False
+        _agent, _left = None, _agent
 
 
 def _interval() -> float:
@@ -139,7 +178,7 @@ def _interval() -> float:
     except ValueError:
         value = 0.0
     if not 0.05 <= value <= 3600:
-        _say(f"RANKTOP_INTERVAL={text!r} is not a number of seconds from 0.05 to 3600; using 1")
+        say(f"RANKTOP_INTERVAL={text!r} is not a number of seconds from 0.05 to 3600; using 1")
         return 1.0
     return value
 
@@ -149,7 +188,3 @@ def _words(error: Exception) -> str:
     if type(error).__module__.startswith("ranktop."):
         return str(error)
     return f"{type(error).__name__}: {error}"
-
-
-def _say(text: str) -> None:
-    print(f"ranktop: {text}", file=sys.stderr)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import torch
@@ -29,13 +30,15 @@ class Facts:
 def device_of(root: nn.Module) -> torch.device:
     """Return the device a model computes on: its parameters' GPU, else the current GPU when one is in use."""
     first: torch.device | None = None
+    # Tensors of FakeTensorMode say that they are on a GPU where there is none.
+    cuda = torch.cuda.is_initialized()
     for parameter in root.parameters():
-        if parameter.device.type == "cuda":
+        if cuda and parameter.device.type == "cuda":
             return parameter.device
         first = first or parameter.device
-    if torch.cuda.is_initialized():
+    if cuda:
         return torch.device("cuda", torch.cuda.current_device())
-    return first if first is not None and first.type != "meta" else torch.device("cpu")
+    return first if first is not None and first.type not in ("meta", "cuda") else torch.device("cpu")
 
 
 def clock_of(device: torch.device) -> Clock:
@@ -43,7 +46,7 @@ def clock_of(device: torch.device) -> Clock:
     if device.type == "cuda":
         from ranktop.probes.cuda_clock import CudaClock
 
-        return CudaClock()
+        return CudaClock(device)
     return HostClock()
 
 
@@ -74,17 +77,69 @@ def model_name(root: nn.Module) -> str:
     return name.removeprefix("FSDP") if len(name) > len("FSDP") and hasattr(root, "unshard") else name
 
 
+def on_one_device(root: nn.Module) -> bool:
+    """Return whether all parameters lie on one device, so that one autograd thread makes all their gradients."""
+    return len({parameter.device for parameter in root.parameters()}) <= 1
+
+
+def transformed(root: nn.Module) -> bool:
+    """Return whether a forward is no training step as it stands: being traced, transformed or recomputed.
+
+    In a function transform (``torch.func``) tensors are wrapped, under ``torch.jit.trace`` looking at a size warns,
+    and a checkpointed forward runs again within backward.
+    """
+    if _LEVEL() is not None or _TRACING() is not None or _BACKWARD() != -1:
+        return True
+    first = next(root.parameters(), None)
+    # Parameters that were computed (``functional_call``) stand in for the model's own; FSDP1's views do so too.
+    return first is not None and not first.is_leaf and "_fsdp_wrapped_module" not in root._modules
+
+
+def backward_is_compiled() -> bool:
+    """Return whether compiled autograd is in use: a hook on an output would make it compile once more."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        return False
+    if getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False):
+        return True
+    return bool(dynamo.config.compiled_autograd or dynamo.utils.counters.get("compiled_autograd"))
+
+
+def _private(owner: object, name: str, otherwise: object) -> Callable[[], object]:
+    """Return a function of torch's that is not public, or one that gives ``otherwise`` where it is missing."""
+    found: Callable[[], object] = getattr(owner, name, lambda: otherwise)
+    return found
+
+
+_LEVEL: Final = _private(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
+_TRACING: Final = _private(torch._C, "_get_tracing_state", None)
+_BACKWARD: Final = _private(torch._C, "_current_graph_task_id", -1)
+
+
 def differentiable(output: object) -> list[torch.Tensor]:
-    """Return tensors of a module's output that will get a gradient: itself, or inside a tuple, dict or dataclass."""
+    """Return tensors of a module's output that will get a gradient: itself, or inside tuples, dicts, dataclasses.
+
+    Leaves are left out: a hook on a parameter that a module returns would stay there for good.
+    """
+    found: list[torch.Tensor] = []
+    _differentiable(output, found, 0)
+    return found[:_OUTPUTS]
+
+
+def _differentiable(output: object, found: list[torch.Tensor], depth: int) -> None:
     if isinstance(output, torch.Tensor):
-        parts: Iterable[object] = (output,)
-    elif isinstance(output, dict):
+        if output.requires_grad and not output.is_leaf:
+            found.append(output)
+        return
+    parts: Iterable[object] = ()
+    if isinstance(output, dict):
         parts = output.values()
     elif isinstance(output, (tuple, list)):
         parts = output
-    elif dataclasses.is_dataclass(output):
-        parts = vars(output).values()
-    else:
-        parts = ()
-    found = [t for t in parts if isinstance(t, torch.Tensor) and t.requires_grad]
-    return found[:_OUTPUTS]
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        parts = [getattr(output, field.name, None) for field in dataclasses.fields(output)]
+    if depth < 3:
+        for part in parts:
+            if len(found) >= _OUTPUTS:
+                return
+            _differentiable(part, found, depth + 1)

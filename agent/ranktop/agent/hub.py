@@ -6,6 +6,7 @@ Started by ``lifecycle.ensure_hub``, never by hand. Only what is needed to detac
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from pathlib import Path
 def main(arguments: list[str]) -> int:
     """Detach from the rank that started this process, and serve until the job is over."""
     directory, lock = Path(arguments[0]), int(arguments[1])
+    # The agent's thread, which may have started this process, blocks all signals.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if os.fork():
         # The rank waits for this process only; the hub itself goes to init.
         os._exit(0)

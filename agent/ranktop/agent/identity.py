@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +36,20 @@ class Identity:
 def discover(script: str, environ: Mapping[str, str] | None = None) -> Identity:
     """Work out the identity of this process.
 
-    Without a launcher it is rank 0 of 1. A job's id depends on what all its ranks on this node share and no other
-    job does: the launcher's run id and process; it stays the same when elastic torchrun restarts the ranks.
+    Without a launcher it is what torch's process group says, where there is one, else rank 0 of 1. A job's id depends
+    on what all its ranks on this node share and no other job does: the launcher's run id and process; it stays the same
+    when elastic torchrun restarts the ranks.
     """
     env = os.environ if environ is None else environ
-    rank = _number(env, _RANK, 0)
-    world_size = max(_number(env, _WORLD_SIZE, 1), rank + 1)
     launcher = _launcher(env)
+    rank, world_size = _number(env, _RANK, 0), _number(env, _WORLD_SIZE, 1)
+    local_rank = _number(env, _LOCAL_RANK, 0)
+    group = _default_group() if launcher == "python" else None
+    if group is not None:
+        launcher = "spawn"
+        rank, world_size = group
+        local_rank = _number(env, _LOCAL_RANK, rank)
+    world_size = max(world_size, rank + 1)
     run_id = env.get("TORCHELASTIC_RUN_ID") or env.get("SLURM_JOB_ID") or ""
     name = env.get("RANKTOP_JOB_NAME") or Path(script).stem or "python"
     job = Job(
@@ -54,7 +62,7 @@ def discover(script: str, environ: Mapping[str, str] | None = None) -> Identity:
     return Identity(
         job=job,
         rank=rank,
-        local_rank=_number(env, _LOCAL_RANK, 0),
+        local_rank=local_rank,
         node=socket.gethostname(),
         pid=os.getpid(),
         restart=_number(env, ("TORCHELASTIC_RESTART_COUNT",), 0),
@@ -81,6 +89,14 @@ def _launcher(env: Mapping[str, str]) -> str:
     return "python"
 
 
+def _default_group() -> tuple[int, int] | None:
+    """Return (rank, world size) of torch's process group, where a script made its ranks by itself."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return int(distributed.get_rank()), int(distributed.get_world_size())
+
+
 def _job_id(env: Mapping[str, str], launcher: str, run_id: str) -> str:
     """Hash what the ranks of one job share: launcher process where it is the parent, else the rendezvous address."""
     explicit = env.get("RANKTOP_JOB_ID", "")
@@ -90,6 +106,8 @@ def _job_id(env: Mapping[str, str], launcher: str, run_id: str) -> str:
         facts = ["explicit", explicit]
     elif launcher == "torchrun":
         facts = ["torchrun", run_id, _process(os.getppid())]
+    elif launcher == "spawn":
+        facts = ["spawn", env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", ""), _process(os.getppid())]
     elif launcher == "python":
         facts = ["python", _process(os.getpid())]
     else:

@@ -43,6 +43,9 @@ _KEPT: Final = (
 )
 """Variables that a hub gets; a job's environment also holds tokens, and preloads meant for training."""
 
+_IN_BACKGROUND: Final = ("/bin/sh", "-c", '"$@" &', "sh")
+"""A child that lives for a millisecond only: a script that waits for any of its own might be told of it."""
+
 _POLL: Final = 0.02
 
 _held: set[int] = set()
@@ -112,7 +115,7 @@ def _start(job: Job, directory: Path, lock: int) -> None:
         if os.fstat(log).st_size > LOG_BYTES:
             os.ftruncate(log, 0)
         process = subprocess.Popen(
-            [sys.executable, "-m", "ranktop.agent.hub", str(directory), str(lock)],
+            [*_IN_BACKGROUND, sys.executable, "-m", "ranktop.agent.hub", str(directory), str(lock)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log,
@@ -124,7 +127,7 @@ def _start(job: Job, directory: Path, lock: int) -> None:
     finally:
         os.close(log)
     _release(lock)
-    # The process that was started forks the hub and ends at once, so that the hub is nobody's child here.
+    # The shell ends at once, so that the hub is nobody's child here.
     try:
         process.wait(10)
     except subprocess.TimeoutExpired:

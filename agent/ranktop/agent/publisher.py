@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import time
 from collections import deque
@@ -24,6 +25,8 @@ HUB_SILENCE: Final = 3.0
 """Seconds without an answer to what was sent after which the hub counts as dead."""
 
 _SOCKET_QUEUE: Final = 64
+_DESCRIPTORS: Final = 24
+"""Descriptors that a context and a socket take, and some to spare."""
 _CARD_SPACING: Final = 2.0
 _SLOWEST_RETRY: Final = 30.0
 _START_GRACE: Final = 1.0
@@ -62,6 +65,8 @@ class Publisher:
         self._retry = HUB_SILENCE
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
+        self._descriptor: tuple[int, str] = (-1, "")
+        """The socket's own descriptor and what it was when opened."""
 
     @property
     def connected(self) -> bool:
@@ -76,6 +81,7 @@ class Publisher:
             return
         try:
             self._enqueue(body)
+            self._leave_if_closed()
             self._flush()
         except Exception as error:
             # This runs in somebody's training process: whatever fails here costs a message, nothing more.
@@ -90,6 +96,7 @@ class Publisher:
         if os.getpid() != self._owner:
             return
         try:
+            self._leave_if_closed()
             self._read_acks()
             self._require_hub()
             self._flush()
@@ -108,6 +115,7 @@ class Publisher:
         if deadline > 0 and not self._hub and self._started_at is not None:
             until = max(until, self._started_at + _START_GRACE)
         with contextlib.suppress(Exception):
+            self._leave_if_closed()
             while self._queue or self._confirmed < self._sent:
                 remaining = until - time.monotonic()
                 if remaining <= 0 or self._socket is None:
@@ -176,6 +184,7 @@ class Publisher:
                 check_directory(self._directory)
             except RunDirectoryError:
                 return None  # ensure_hub makes the directory, or tells what is wrong with it
+            _require_descriptors()
             address = "ipc://" + socket_path(self._directory, AGENTS_SOCKET)
             self._context = self._context or zmq.Context(io_threads=1)
             out: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
@@ -186,7 +195,23 @@ class Publisher:
             out.reconnect_ivl = 100
             out.connect(address)
             self._socket = out
+            self._descriptor = (out.FD, _described(out.FD))
         return self._socket
+
+    def _leave_if_closed(self) -> None:
+        """Open everything anew when the script has closed descriptors that it did not open, as daemons do.
+
+        libzmq ends the process when it meets a descriptor that was closed, or writes to the file that has got its
+        number: what it held is never touched again, not even to be freed.
+        """
+        number, was = self._descriptor
+        if self._socket is None or _described(number) == was:
+            return
+        for lost in (self._socket, self._context):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(lost))
+        self._socket = self._context = None
+        self._waiting_since = None
+        self._confirmed = self._sent
 
     def _read_acks(self) -> None:
         if self._socket is None:
@@ -233,3 +258,24 @@ class Publisher:
             self._started_at = now
         except (RunDirectoryError, OSError) as error:
             self.problem = str(error)
+
+
+def _described(descriptor: int) -> str:
+    """Return what the kernel says of a descriptor, with the number that tells one eventfd from another."""
+    try:
+        kind = os.readlink(f"/proc/self/fd/{descriptor}")
+        with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii", errors="replace") as file:
+            return kind + "".join(line for line in file if line.startswith("eventfd-id"))
+    except OSError:
+        return ""
+
+
+def _require_descriptors() -> None:
+    """Raise OSError where there may be too few descriptors: libzmq ends the process when it gets none."""
+    spare: list[int] = []
+    try:
+        for _ in range(_DESCRIPTORS):
+            spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))  # noqa: PERF401 (closed when one fails)
+    finally:
+        for descriptor in spare:
+            os.close(descriptor)

@@ -8,10 +8,11 @@ instances, so that a forward costs two calls whatever the number of modules, and
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -19,8 +20,53 @@ from torch.nn.modules import module as nn_module
 
 _NOTHING: Final = contextlib.nullcontext()
 
+_GRAPHED: Final = "make_graphed_callables"
+
+_NOT_BY_ITSELF: Final = (nn.TransformerEncoderLayer, torch.jit.ScriptModule)
+"""Modules that compute in another way when they have hooks, or cannot be compiled: hooked only when a script asks."""
+
 _PREPARE: Final = "__prepare_scriptable__"
 """TorchScript calls this method before it compiles a module; it cannot compile hooks, so they must be gone by then."""
+
+
+T = TypeVar("T")
+
+
+class ByIdentity(Generic[T]):
+    """A dictionary with weak keys that are told apart by identity: a module may define ``==`` and ``hash`` as it likes.
+
+    Threads may use it at the same time.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Any], T]] = {}
+
+    def get(self, key: object) -> T | None:
+        """Return the value of ``key``, None when it has none."""
+        entry = self._entries.get(id(key))
+        return entry[1] if entry is not None and entry[0]() is key else None
+
+    def set(self, key: object, value: T) -> None:
+        """Give ``key`` a value, for as long as it lives."""
+        number, entries = id(key), self._entries
+
+        def gone(ref: weakref.ref[Any]) -> None:
+            entry = entries.get(number)
+            if entry is not None and entry[0] is ref:
+                del entries[number]
+
+        entries[number] = weakref.ref(key, gone), value
+
+    def pop(self, key: object) -> T | None:
+        """Take the value of ``key`` away and return it."""
+        value = self.get(key)
+        if value is not None:
+            self._entries.pop(id(key), None)
+        return value
+
+    def keys(self) -> list[Any]:
+        """Return the keys that are alive."""
+        return [key for ref, _ in list(self._entries.values()) if (key := ref()) is not None]
 
 
 class Listener(Protocol):
@@ -70,10 +116,11 @@ class RootTracker:
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._hooked: weakref.WeakKeyDictionary[nn.Module, _Hooked] = weakref.WeakKeyDictionary()
-        self._children: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._hooked: ByIdentity[_Hooked] = ByIdentity()
+        self._children: ByIdentity[bool] = ByIdentity()
         self._global: list[Any] = []
         self._prepare: Callable[[nn.Module], nn.Module] | None = None
+        self._graphing: tuple[Callable[..., Any], Callable[..., Any]] | None = None
         self._before = _Hook(self._begin)
         self._after = _Hook(self._end)
 
@@ -92,6 +139,7 @@ class RootTracker:
 
             self._prepare = prepare
             setattr(nn.Module, _PREPARE, prepare)
+        self._step_aside_for_graphs()
 
     def remove(self) -> None:
         """Take every hook away again."""
@@ -100,23 +148,49 @@ class RootTracker:
         self._global = []
         if self._prepare is not None and vars(nn.Module).get(_PREPARE) is self._prepare:
             delattr(nn.Module, _PREPARE)
+        if self._graphing is not None:
+            original, ours = self._graphing
+            for place in (torch.cuda, torch.cuda.graphs):
+                if getattr(place, _GRAPHED, None) is ours:
+                    setattr(place, _GRAPHED, original)
         for module in self.roots():
             self._unhook(module)
 
     def add(self, module: nn.Module) -> None:
         """Hook a module; twice is once."""
-        if module in self._hooked:
+        if self._hooked.get(module) is not None:
             return
-        self._hooked[module] = _Hooked(
-            [
-                module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
-                module.register_forward_hook(self._after),
-            ]
-        )
+        handles: list[Any] = [
+            module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
+            module.register_forward_hook(self._after),
+        ]
+        self._hooked.set(module, _Hooked(handles))
+
+    def _step_aside_for_graphs(self) -> None:
+        """Have ``torch.cuda.make_graphed_callables``, which refuses modules with hooks, find them without ours."""
+        original = getattr(torch.cuda, _GRAPHED, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def graphed(callables: Any, *args: Any, **kwargs: Any) -> Any:
+            each = callables if isinstance(callables, tuple) else (callables,)
+            ours = [c for c in each if isinstance(c, nn.Module) and self._hooked.get(c) is not None]
+            for module in ours:
+                self._unhook(module)
+            try:
+                return original(callables, *args, **kwargs)
+            finally:
+                for module in ours:
+                    self.add(module)
+
+        self._graphing = original, graphed
+        for place in (torch.cuda, torch.cuda.graphs):
+            setattr(place, _GRAPHED, graphed)
 
     def roots(self) -> list[nn.Module]:
         """Return the modules hooked now."""
-        return list(self._hooked)
+        return self._hooked.keys()
 
     def called(self, module: nn.Module) -> bool:
         """Whether a hooked module has run since it was hooked."""
@@ -130,7 +204,7 @@ class RootTracker:
                 self.add(child)
 
     def _unhook(self, module: nn.Module) -> None:
-        hooked = self._hooked.pop(module, None)
+        hooked = self._hooked.pop(module)
         if hooked is not None:
             for handle in hooked.handles:
                 handle.remove()
@@ -141,9 +215,9 @@ class RootTracker:
         if child is None or torch.compiler.is_compiling():
             return
         try:
-            self._children.add(child)
+            self._children.set(child, True)
             self._unhook(child)
-            if parent not in self._children:
+            if self._children.get(parent) is None and not isinstance(parent, _NOT_BY_ITSELF):
                 self.add(parent)
         except Exception:
             return  # an odd module (unhashable, half built) is simply not followed
@@ -152,7 +226,7 @@ class RootTracker:
         if parameter is None or torch.compiler.is_compiling():
             return
         try:
-            if module not in self._children:
+            if self._children.get(module) is None and not isinstance(module, _NOT_BY_ITSELF):
                 self.add(module)
         except Exception:
             return
@@ -169,7 +243,7 @@ class RootTracker:
         self._listener.root_begin(module, args, kwargs)
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        if module in self._hooked:
+        if self._hooked.get(module) is not None:
             self._listener.root_end(module, output)
 
     @staticmethod

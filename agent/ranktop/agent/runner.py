@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.machinery
+import io
+import os
+import pkgutil
 import runpy
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, Final
 
-_OWN = str(Path(__file__).parent)
+
+def isolated() -> bool:
+    """Whether the interpreter was told to put neither the script's folder nor the current one on the path."""
+    return bool(getattr(sys.flags, "safe_path", False) or sys.flags.isolated)
 
 
 def run_script(path: str, arguments: list[str]) -> None:
     """Run the file ``path`` as ``python path arguments...`` would. Raises OSError when it cannot be read."""
-    file = Path(path)
-    if file.is_dir() or file.suffix in {".zip", ".pyz"}:
-        sys.argv = [path, *arguments]
-        runpy.run_path(path, run_name="__main__")
-        return
-    source = file.read_bytes()
     sys.argv = [path, *arguments]
-    sys.path[0] = str(file.resolve().parent)
-    main = ModuleType("__main__")
-    absolute = str(file.absolute())
+    if pkgutil.get_importer(path) is not None:  # a folder or an archive with a __main__.py
+        sys.path.insert(0, path)
+        _main_module()
+        _run_as_main("__main__", False)
+        return
+    absolute = os.path.abspath(path)
+    code = _code_of(path, absolute)
+    if not isolated():
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    main = _main_module()
     main.__dict__.update(
         __file__=absolute,
-        __builtins__=__builtins__,
         __loader__=importlib.machinery.SourceFileLoader("__main__", absolute),
-        __spec__=None,
         __cached__=None,
-        __annotations__={},
     )
-    code = compile(source, absolute, "exec")
-    sys.modules["__main__"] = main
     exec(code, main.__dict__)
 
 
 def run_module(name: str, arguments: list[str]) -> None:
     """Run the module ``name`` as ``python -m name arguments...`` would."""
     sys.argv = [name, *arguments]
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    if not isolated():
+        sys.path.insert(0, os.getcwd())
+    _main_module()
+    _run_as_main(name, True)
 
 
 def call(run: Callable[[], None], ended: Callable[[str, int | None, str], None]) -> None:
@@ -54,21 +60,46 @@ def call(run: Callable[[], None], ended: Callable[[str, int | None, str], None])
         ended("exit", _exit_code(error), "")
         raise
     except BaseException as error:
-        ended("exception", 1, _one_line(error))
+        ended("exception", 1, one_line(error))
         _hide_own_frames(error)
         raise
     ended("exit", 0, "")
+
+
+def one_line(error: BaseException) -> str:
+    """Return the type of an exception and the first line of its text, which may be code of the user's."""
+    kind = type(error).__name__
+    try:
+        lines = f"{kind}: {error}".strip().splitlines()
+    except Exception:
+        return kind
+    return lines[0][:300] if lines else kind
+
+
+_run_as_main: Final[Callable[[str, bool], Any]] = getattr(runpy, "_run_module_as_main")  # noqa: B009 (private)
+"""What ``python -m`` itself calls."""
+
+
+def _code_of(path: str, absolute: str) -> CodeType:
+    with io.open_code(path) as file:
+        text = file.read()
+    compiled: CodeType | None = getattr(pkgutil, "read_code")(io.BytesIO(text))  # noqa: B009 (not in the stubs)
+    # Without dont_inherit the script would get the __future__ features of this file.
+    return compiled if compiled is not None else compile(text, absolute, "exec", dont_inherit=True)
+
+
+def _main_module() -> ModuleType:
+    """Put a fresh ``__main__`` in place."""
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __annotations__={})
+    sys.modules["__main__"] = main
+    return main
 
 
 def _exit_code(error: SystemExit) -> int:
     if error.code is None:
         return 0
     return error.code if isinstance(error.code, int) else 1
-
-
-def _one_line(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}".strip().splitlines()
-    return text[0][:300] if text else type(error).__name__
 
 
 def _hide_own_frames(error: BaseException) -> None:
@@ -89,18 +120,13 @@ def _hide_own_frames(error: BaseException) -> None:
 
 
 def _without_own(trace: TracebackType | None) -> TracebackType | None:
-    """Copy a traceback without this package's frames and the standard library's that ran the script for it."""
-    entries: list[TracebackType] = []
-    script_seen = False
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        ours = file.startswith(_OWN)
-        machinery = not script_seen and ("runpy" in file or file.startswith("<frozen importlib"))
-        if not (ours or machinery):
-            script_seen = True
-            entries.append(trace)
+    """Return the part of a traceback above the frame that ran the script; None when nothing is above it."""
+    runners = (run_script.__code__, run_module.__code__)
+    helpers = (_code_of.__code__, _main_module.__code__)
+    while trace is not None and trace.tb_frame.f_code not in runners:
         trace = trace.tb_next
-    copied: TracebackType | None = None
-    for entry in reversed(entries):
-        copied = TracebackType(copied, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return copied
+    trace = None if trace is None else trace.tb_next
+    if trace is not None and trace.tb_frame.f_code in helpers:
+        # The script could not be read or compiled: Python shows no frame for that.
+        return None
+    return trace

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from ranktop.agent.identity import Identity
 from ranktop.agent.publisher import Publisher
+from ranktop.agent.runner import one_line
+from ranktop.agent.say import say
 from ranktop.budget.terms import Memory
 from ranktop.probes.allocator import HostAllocator
 from ranktop.probes.collectives import CollectiveProbe
@@ -46,6 +48,17 @@ NO_DEVICE: Final = DeviceReading(
     state="unavailable",
     reasons={"total": "no model has run yet, so the rank's device is not known"},
 )
+
+
+def _own_version() -> str:
+    try:
+        return version("ranktop")
+    except PackageNotFoundError:
+        return ""
+
+
+_OWN_VERSION: Final = _own_version()
+"""Looked up before the script runs: it loads modules, which a script's own files might hide."""
 
 NO_MODEL: Final = Resident(parameters=0, gradients=0, optimizer=0, buffers=0)
 
@@ -94,6 +107,12 @@ class Sampler(threading.Thread):
 
     def run(self) -> None:
         """Sample until told to stop."""
+        try:
+            self._sample_until_stopped()
+        except Exception as error:
+            say(f"the agent of rank {self.identity.rank} has ended, training goes on: {one_line(error)}")
+
+    def _sample_until_stopped(self) -> None:
         identity = self.identity
         publisher = Publisher(identity.job, identity.rank, identity.pid, identity.restart, self._directory)
         due = time.monotonic()
@@ -118,15 +137,15 @@ class Sampler(threading.Thread):
             call()
         except Exception as error:
             self._errors += 1
-            text = f"{type(error).__name__}: {error}"[:200]
+            text = one_line(error)[:200]
             if text != self._last_error:
-                print(f"ranktop: the agent met an error and trains on: {text}", file=sys.stderr)
+                say(f"the agent met an error and trains on: {text}")
             self._last_error = text
 
     def _tell(self, problem: str) -> None:
         """Say once why nothing can be sent; training is not disturbed by it."""
         if problem and problem != self._problem:
-            print(f"ranktop: nothing is shown of rank {self.identity.rank}: {problem}", file=sys.stderr)
+            say(f"nothing is shown of rank {self.identity.rank}: {problem}")
             self._problem = problem
 
     def _publish(self, publisher: Publisher) -> None:
@@ -138,7 +157,6 @@ class Sampler(threading.Thread):
 
     def _last_words(self, publisher: Publisher) -> None:
         if self.watch is not None:
-            self.watch.close()
             card = self._card_if_changed(publisher.dropped)
             if card is not None:
                 publisher.send(card)
@@ -291,12 +309,8 @@ def versions() -> Versions:
     """Return the versions of what is loaded in this process."""
     torch = sys.modules.get("torch")
     deepspeed = sys.modules.get("deepspeed")
-    try:
-        own = version("ranktop")
-    except PackageNotFoundError:
-        own = ""
     return Versions(
-        ranktop=own,
+        ranktop=_OWN_VERSION,
         python=platform.python_version(),
         torch=str(getattr(torch, "__version__", "")),
         cuda=str(getattr(getattr(torch, "version", None), "cuda", None) or ""),

@@ -6,23 +6,37 @@ stops looking: a step is never lost to it.
 
 from __future__ import annotations
 
-import functools
 import sys
+import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable
+from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
-from ranktop.agent.facts import Facts, autocast_of, clock_of, device_of, differentiable, model_name
-from ranktop.agent.roots import RootTracker
+from ranktop.agent.facts import (
+    Facts,
+    autocast_of,
+    backward_is_compiled,
+    clock_of,
+    device_of,
+    differentiable,
+    model_name,
+    on_one_device,
+    transformed,
+)
+from ranktop.agent.harmless import OutputHook, harmless
+from ranktop.agent.roots import ByIdentity, RootTracker
+from ranktop.agent.runner import one_line
+from ranktop.agent.say import say
 from ranktop.budget.terms import MOMENTS
 from ranktop.probes.allocator import HostAllocator, open_allocator
 from ranktop.probes.model import ModelProbe
@@ -38,35 +52,6 @@ RESURVEY_SECONDS: Final = 10.0
 
 SETTLED_STEPS: Final = 2
 """Steps after which a process has loaded what it loads lazily."""
-
-F = TypeVar("F", bound=Callable[..., None])
-
-
-def _harmless(method: F) -> F:
-    """Swallow and count what goes wrong inside the agent."""
-
-    @functools.wraps(method)
-    def guarded(self: Watch, *args: Any) -> None:
-        if not self.enabled:
-            return
-        try:
-            method(self, *args)
-        except Exception as error:
-            self.failed(error)
-
-    return guarded  # type: ignore[return-value]
-
-
-class _Differentiated:
-    """Hook on an output tensor; the marker keeps torch from warning that it is not saved with the tensor."""
-
-    __torch_unserializable__ = True
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-
-    def __call__(self, grad: torch.Tensor) -> None:
-        self._call()
 
 
 class Watch:
@@ -88,16 +73,22 @@ class Watch:
         """Given before a device is known, so that its baseline is taken early; replaced for a GPU."""
         self._roots = RootTracker(self)
         self._primary: weakref.ref[nn.Module] | None = None
-        self._sizes: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-        self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._foreign: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
+        self._thread: int | None = None
+        """The thread that trains the watched model. Another one's backward changes gradients at any time, so nothing
+        that it trains is looked at."""
+        self._one_device = True
+        self._sizes: ByIdentity[int] = ByIdentity()
+        self._optimizers: list[tuple[weakref.ref[Optimizer], int | None]] = []
+        """Each with the thread that steps it; None where a script has named it."""
+        self._foreign: ByIdentity[bool] = ByIdentity()
+        self._searched = self._search_at = 0
         self._handles: list[Any] = []
         self._batch: tuple[int | None, int | None] = (None, None)
         self._autocast: str | None = None
         self._settled = False
         self._surveyed: tuple[object, ...] = ()
         self._survey_time = 0.0
-        self._grad_ready = _Differentiated(self._output_differentiated)
+        self._grad_ready = OutputHook(self._output_differentiated)
 
     def install(self) -> None:
         """Put the hooks in place; torch has been imported."""
@@ -121,14 +112,14 @@ class Watch:
             self._roots.add(model)
             self._become_primary(model)
         for optimizer in optimizers:
-            self._know(optimizer)
+            self._know(optimizer, None)
 
     def failed(self, error: Exception) -> None:
         """Count a failure; the first is told, too many end the watching."""
         self.errors += 1
-        self.last_error = f"{type(error).__name__}: {error}"[:200]
+        self.last_error = one_line(error)[:200]
         if self.errors == 1:
-            print(f"ranktop: the agent met an error and trains on: {self.last_error}", file=sys.stderr)
+            say(f"the agent met an error and trains on: {self.last_error}")
         if self.errors >= MAX_ERRORS:
             self.remove()
 
@@ -139,13 +130,15 @@ class Watch:
 
     # -- forwards --------------------------------------------------------------------------------------------------
 
-    @_harmless
+    @harmless
     def root_begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A root module is about to run."""
+        if self._capturing() or transformed(module):
+            return
         grad = torch.is_grad_enabled()
         if grad and not self._is_primary(module):
             self._consider(module)
-        if not self._is_primary(module) or self._capturing():
+        if not self._is_primary(module) or self._elsewhere(grad):
             return
         recorder = self._ready()
         if grad and (recorder.count < 3 or recorder.reading):
@@ -158,22 +151,42 @@ class Watch:
         if recorder.forward_begin(grad):
             self._survey(recorder)
 
-    @_harmless
+    @harmless
     def root_end(self, module: nn.Module, output: object) -> None:
         """A root module has returned."""
         recorder = self.recorder
-        if recorder is None or not self._is_primary(module) or self._capturing():
+        if recorder is None or not self._is_primary(module) or self._thread not in (None, threading.get_ident()):
+            return
+        if self._capturing() or transformed(module):
             return
         grad = torch.is_grad_enabled()
         recorder.forward_end(grad)
-        if grad and recorder.reading:
+        if grad and recorder.reading and self._one_device and not backward_is_compiled():
             for tensor in differentiable(output):
                 tensor.register_hook(self._grad_ready)
 
-    @_harmless
+    @harmless
     def _output_differentiated(self) -> None:
         if self.recorder is not None and not self._capturing():
             self.recorder.backward_begin()
+
+    def _elsewhere(self, grad: bool) -> bool:
+        """Whether the watched model runs in another thread than the one that trains it.
+
+        When that one is still there, threads share the model, and its gradients can't be looked at any more.
+        """
+        thread = threading.get_ident()
+        if self._thread is None and grad:
+            self._thread = thread
+        if self._thread in (None, thread):
+            return False
+        if grad and self._thread in sys._current_frames():
+            self.last_error = "several threads train the model at the same time"
+            self.enabled = False
+        elif grad:
+            self._thread = thread
+            return False
+        return True
 
     # -- optimizers ------------------------------------------------------------------------------------------------
 
@@ -185,11 +198,11 @@ class Watch:
         if not torch.compiler.is_compiling():
             self._stepped(optimizer)
 
-    @_harmless
+    @harmless
     def _stepping(self, optimizer: Optimizer) -> None:
-        if self._capturing():
+        if self._capturing() or self._thread not in (None, threading.get_ident()):
             return
-        self._know(optimizer)
+        self._know(optimizer, threading.get_ident())
         if self._primary is None or self._primary() is None:
             self._find_primary(optimizer)
         recorder = self.recorder
@@ -199,21 +212,28 @@ class Watch:
             self.model.refresh()
         recorder.optimizer_begin()
 
-    @_harmless
+    @harmless
     def _stepped(self, optimizer: Optimizer) -> None:
         recorder = self.recorder
-        if recorder is None or self._belongs_elsewhere(optimizer) or self._capturing():
+        if recorder is None or self._capturing() or self._thread not in (None, threading.get_ident()):
+            return
+        if self._belongs_elsewhere(optimizer):
             return
         if self.model is not None and recorder.count < 3:
             self.model.refresh()
         recorder.optimizer_end()
 
-    def _know(self, optimizer: Optimizer) -> None:
-        if all(known() is not optimizer for known in self._optimizers):
-            self._optimizers = [known for known in self._optimizers if known() is not None]
-            self._optimizers.append(weakref.ref(optimizer))
+    def _know(self, optimizer: Optimizer, thread: int | None) -> None:
+        if all(known() is not optimizer for known, _ in self._optimizers):
+            self._optimizers = [(known, by) for known, by in self._optimizers if known() is not None]
+            self._optimizers.append((weakref.ref(optimizer), thread))
             if self.model is not None:
                 self.model.add_optimizer(optimizer)
+
+    def _own_optimizers(self) -> list[Optimizer]:
+        """Return the optimizers that this thread steps."""
+        here = (None, threading.get_ident())
+        return [optimizer for known, by in self._optimizers if by in here and (optimizer := known()) is not None]
 
     def _belongs_elsewhere(self, optimizer: Optimizer) -> bool:
         """Whether it updates another root's parameters (a GAN's discriminator, a second model)."""
@@ -226,7 +246,7 @@ class Watch:
                 and not any(id(p) in ids for p in primary.parameters())
                 and any(id(p) in ids for root in self._roots.roots() if root is not primary for p in root.parameters())
             )
-            self._foreign[optimizer] = known
+            self._foreign.set(optimizer, known)
         return known
 
     # -- which root ------------------------------------------------------------------------------------------------
@@ -246,21 +266,31 @@ class Watch:
     def _size(self, module: nn.Module) -> int:
         size = self._sizes.get(module)
         if size is None:
+            parameters = list(module.parameters())
+            if any(is_lazy(p) for p in parameters):
+                return 0
             # A parameter that ZeRO-3 has partitioned is empty, and says how large it is beside.
-            size = self._sizes[module] = sum(
-                getattr(p, "ds_numel", p.numel()) for p in module.parameters() if p.requires_grad
-            )
+            size = sum(getattr(p, "ds_numel", p.numel()) for p in parameters if p.requires_grad)
+            self._sizes.set(module, size)
         return size
 
     def _become_primary(self, module: nn.Module) -> None:
         self._primary = weakref.ref(module)
-        self._foreign = weakref.WeakKeyDictionary()
+        self._foreign = ByIdentity()
+        self._thread = None
         self.recorder = None
         self.model = None
         self._settled = False
 
     def _find_primary(self, optimizer: Optimizer) -> None:
-        """No root has been called yet: hook the models inside the container that holds these parameters."""
+        """No root has been called yet: hook the models inside the container that holds these parameters.
+
+        A script that calls no module at all must not pay for the search at every step.
+        """
+        self._searched += 1
+        if self._searched < self._search_at:
+            return
+        self._search_at = 2 * self._searched
         ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for root in self._roots.roots():
             if not self._roots.called(root) and any(id(p) in ids for p in root.parameters()):
@@ -275,8 +305,9 @@ class Watch:
         self.device = device_of(root)
         if self.device.type == "cuda" or self.allocator is None:
             self.allocator = open_allocator(self.device)
-        self.model = ModelProbe(root, [o for known in self._optimizers if (o := known()) is not None], self.device)
+        self.model = ModelProbe(root, self._own_optimizers(), self.device)
         self.model.refresh(force=True)
+        self._one_device = on_one_device(root)
         self.recorder = StepRecorder(self._read, clock_of(self.device))
         return self.recorder
 
@@ -332,6 +363,7 @@ class Watch:
             return ("backward_end", "step_end")
         return tuple(m for m in MOMENTS if m in table.moments and table.moments[m].resident.gradients)
 
-    def _capturing(self) -> bool:
+    @staticmethod
+    def _capturing() -> bool:
         """Whether a CUDA graph is being captured: then nothing of ours may touch the stream."""
-        return self.device is not None and self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

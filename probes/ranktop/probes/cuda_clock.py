@@ -6,14 +6,22 @@ import torch
 
 
 class CudaClock:
-    """Marks are CUDA events; ``between`` answers once the device has passed the second one."""
+    """Marks are CUDA events; ``between`` answers once the device has passed the second one.
+
+    Only for the training thread, and not while a graph is being captured there: CUDA then forbids asking for an event
+    in any thread (cudaStreamBeginCapture, global mode), and an attempt breaks the capture.
+    """
 
     name = "device"
 
+    def __init__(self, device: torch.device) -> None:
+        """Record on the current stream of ``device``, also while another one is the current device."""
+        self._device = device
+
     def mark(self) -> object:
-        """Record an event on the current stream (about 3 microseconds, no synchronisation)."""
+        """Record an event (about 3 microseconds, no synchronisation)."""
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def between(self, start: object, end: object) -> float | None:

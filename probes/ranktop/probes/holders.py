@@ -43,8 +43,10 @@ class PlainModule:
         module = self.module()
         if module is None:
             raise Gone
+        held = module._parameters
         for name in self.names:
-            parameter = module._parameters.get(name)
+            # A ScriptModule's parameters have no ``get``.
+            parameter = held[name] if name in held else None  # noqa: SIM401
             if parameter is None:
                 raise Gone
             yield parameter
@@ -54,7 +56,8 @@ class PlainModule:
         module = self.module()
         if module is None or (self.whole and len(module._parameters) != len(self.names)):
             return True
-        now = [module._parameters.get(name) for name in self.names]
+        held = module._parameters
+        now = [held[name] if name in held else None for name in self.names]  # noqa: SIM401
         return (
             tuple(map(id, now)) != self.ids
             or tuple(p.dtype for p in now if p is not None) != self.types

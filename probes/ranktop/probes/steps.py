@@ -87,6 +87,7 @@ class StepRecorder:
         self._open: _Open | None = None
         self._previous_end: object | None = None
         self._finished: deque[_Open] = deque(maxlen=32)
+        self._timed: deque[StepTimes] = deque(maxlen=32)
         self._stepped = False
         self._differentiated = False
         self._reading_cost = 0.0
@@ -137,6 +138,7 @@ class StepRecorder:
         if not grad:
             self._outside()
             return
+        self._resolve()
         step = self._open
         if step is None:
             return
@@ -162,6 +164,7 @@ class StepRecorder:
         step = self._open
         if step is None:
             return
+        self._resolve()
         if not self._stepped:
             self._moment(step, "backward_end")
         step.optimizers.append([self._clock.mark()])
@@ -185,6 +188,7 @@ class StepRecorder:
         if self._open is not None and self._stepped:
             self._finish(self._open)
             self._open = None
+        self._resolve()
 
     @property
     def reading(self) -> bool:
@@ -196,18 +200,31 @@ class StepRecorder:
     def take(self) -> tuple[StepTimes, ...]:
         """Return the steps finished since the last call whose times are known, oldest first."""
         done: list[StepTimes] = []
-        while self._finished:
-            times = self._times(self._finished[0])
-            if times is None:
-                break
-            done.append(times)
-            self._finished.popleft()
+        while self._timed:
+            done.append(self._timed.popleft())
         return tuple(done)
 
     @property
     def last_end(self) -> float | None:
         """``time.perf_counter`` at the end of the last step; None before the first."""
         return self._last_end_host
+
+    def _resolve(self) -> None:
+        """Ask for the times of finished steps, in the training thread.
+
+        A CUDA event that another thread asks about while a graph is captured would break the capture.
+        """
+        while self._finished:
+            try:
+                times = self._times(self._finished[0])
+            except Exception:  # marks that cannot be compared, or a device that has failed
+                times = None
+                self._finished.popleft()
+                continue
+            if times is None:
+                return
+            self._timed.append(times)
+            self._finished.popleft()
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -241,6 +258,7 @@ class StepRecorder:
             self.table = StepTable(index=step.index, first=step.index == 1, moments=dict(step.moments))
             self.table_time = now
         self._finished.append(step)
+        self._resolve()
 
     def _want_reading(self) -> bool:
         if self.count < ALWAYS_READ:

@@ -7,6 +7,13 @@ from typing import Any, Final
 
 import torch
 
+_SPARSE: Final = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+}
+"""Layout -> functions that give the tensors which hold the bytes."""
+
 
 def is_host(device: torch.device) -> bool:
     """Return whether a job on this device computes on the machine's own RAM."""
@@ -25,11 +32,11 @@ def plain_tensors(tensor: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     if flatten is not None:
         for name in flatten()[0]:
             yield from plain_tensors(getattr(tensor, name), depth + 1)
-    elif tensor.layout is torch.sparse_coo:
-        yield tensor._indices()
-        yield tensor._values()
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in _SPARSE:
+        # A script's own TorchDispatchMode must not see these calls.
+        with torch._C._DisableTorchDispatch():
+            parts = [getattr(tensor, name)() for name in _SPARSE[tensor.layout]]
+        yield from parts
     elif tensor.layout is torch.strided:
         yield tensor
 

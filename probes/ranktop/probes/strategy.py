@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -229,7 +229,7 @@ def _inputs(value: Any, depth: int) -> Iterator[torch.Tensor]:
         return
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if hasattr(value, "items"):
+    if isinstance(value, Mapping):
         names = [name for name in ("input_ids", "inputs_embeds") if name in value]
         value = [value[name] for name in names] + [v for k, v in value.items() if k not in names]
     if isinstance(value, (list, tuple)):
