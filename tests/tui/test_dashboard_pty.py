@@ -135,7 +135,7 @@ def test_frames_wait_for_a_terminal_that_answers(trace: Path) -> None:
         assert tty.seen.count(QUESTION) - before <= 1
         assert len(quiet) < 20_000
         tty.press(ANSWER * 2)
-        tty.until("step ", 5.0)
+        tty.until("\x1b[6n", 5.0)
         tty.press(b"\x03")
         assert tty.ended(3.0) == 0
 

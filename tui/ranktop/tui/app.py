@@ -8,14 +8,18 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.console import RenderableType
 from textual import events
+from textual._compositor import ChopsUpdate
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.screen import Screen
 from textual.theme import Theme
 
 from ranktop.tui.exit import end_on_signals, guarded
 from ranktop.tui.keys import KEYS
 from ranktop.tui.pacing import Pacer
+from ranktop.tui.painting import SpansUpdate
 from ranktop.tui.screens.choose import StartScreen
 from ranktop.tui.screens.help import HelpScreen
 from ranktop.tui.screens.ranks import RanksScreen
@@ -84,7 +88,7 @@ class RanktopApp(App[int]):
         self.pacer.asks = not self.is_headless
         if not self.is_headless:
             end_on_signals(self.leave)
-        self.set_interval(DRAIN_EVERY, self.drain)
+        self.set_interval(DRAIN_EVERY, self.beat)
         if self.source is not None:
             self._watch(self.source)
             return
@@ -100,16 +104,25 @@ class RanktopApp(App[int]):
         """Return how the connection is doing."""
         return self.source.link() if self.source is not None else Link()
 
+    def beat(self) -> None:
+        """Take what has arrived and draw when a frame is due: one timer for both, each wake-up costs."""
+        self.drain()
+        if isinstance(self.screen, RanksScreen):
+            self.screen.tick()
+
     def drain(self) -> None:
         """Feed the session with what has arrived; a failure is shown and the rest goes on."""
         if self.source is None:
             return
+        known = bool(self.session.ranks)
         try:
             self.session.feed(self.source.drain())
             if self.session.failure:
                 self.trouble = plain(f"! {self.session.failure}")
         except Exception as error:
             self.report(error)
+        if self.session.ranks and not known:
+            self.pacer.hurry()  # the first picture of a job need not wait for its turn
 
     def report(self, error: BaseException) -> None:
         """Show a failure in the last line; nothing closes because of it."""
@@ -169,6 +182,16 @@ class RanktopApp(App[int]):
             self.switch_screen(screen)
         else:
             self.push_screen(screen)
+
+    def _display(self, screen: Screen[object], renderable: RenderableType | None) -> None:
+        """Write a frame (Textual's own method, which it calls for each), partial ones in few bytes and one write."""
+        if type(renderable) is not ChopsUpdate:
+            super()._display(screen, renderable)
+            return
+        # So little arrives at once anyway: no need to ask the terminal to hold its picture meanwhile.
+        synchronizes, self._sync_available = self._sync_available, False
+        super()._display(screen, SpansUpdate.of(renderable))
+        self._sync_available = synchronizes
 
     def ask_terminal(self, question: str) -> None:
         """Send a question behind the frame; the driver's writer keeps the order."""

@@ -33,6 +33,8 @@ class RanksScreen(RankActions):
         super().__init__()
         self.options = Options(glyphs=glyphs)
         self._resized = True
+        self._parts: dict[str, Lines] = {}
+        """Widgets by id; empty until the screen is there."""
 
     def compose(self) -> ComposeResult:
         """Yield the parts from top to bottom."""
@@ -48,8 +50,8 @@ class RanksScreen(RankActions):
         yield Lines(id="footer")
 
     def on_mount(self) -> None:
-        """Draw as soon as there is a size, then look every 100 ms whether a frame is due."""
-        self.set_interval(0.1, self.tick)
+        """Draw as soon as there is a size; from then on the application's timer asks whether a frame is due."""
+        self._parts = {part.id or "": part for part in self.query(Lines)}
         self.hurry()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -59,7 +61,7 @@ class RanksScreen(RankActions):
 
     def tick(self) -> None:
         """Draw a frame when one is due."""
-        if self.is_current and self.app.pacer.due():
+        if self._parts and self.is_current and self.app.pacer.due():
             self.draw()
 
     def hurry(self) -> None:
@@ -94,7 +96,7 @@ class RanksScreen(RankActions):
         }  # fmt: skip
         changed = 0
         for name, lines in parts.items():
-            changed += self.query_one(f"#{name}", Lines).show(lines, app.palette)
+            changed += self._parts[name].show(lines, app.palette)
         return changed
 
     def _lay_out(self, now: Frame) -> None:

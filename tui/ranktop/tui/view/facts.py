@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from textwrap import wrap
 from typing import Final
 
@@ -150,13 +151,17 @@ def card_block(view: RankView, width: int) -> list[Line]:
         return [pad([("no card yet", "dim")], width)]
     lines: list[Line] = []
     for name, text in _card_facts(card):
-        rows = wrap(plain(text), max(8, width - 12)) or []
-        for at, row in enumerate(rows):
+        for at, row in enumerate(_wrapped(plain(text), max(8, width - 12))):
             lines.append(pad([(f"{name if at == 0 else '':<11} ", "label"), (row, "text")], width))
     lines += [
         pad([(f"{plain(event.what):<11} ", "label"), (plain(event.detail), "text")], width) for event in view.marks[-3:]
     ]
     return lines
+
+
+@lru_cache(maxsize=512)
+def _wrapped(text: str, width: int) -> tuple[str, ...]:
+    return tuple(wrap(text, width))
 
 
 def _card_facts(card: Card) -> list[tuple[str, str]]:

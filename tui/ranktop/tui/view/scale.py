@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from ranktop.budget.terms import CATEGORIES, STATES, Amount, Memory
@@ -22,7 +23,7 @@ SMALL_TENSORS: Final = 0.2
 """The same for tensors in a small process: libraries fill most of it, and nobody budgets them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shown:
     """The two sides of one rank at the moment that the frame shows."""
 
@@ -37,21 +38,24 @@ class Shown:
         """Return measured - expected of one category, None when a side is missing."""
         return difference(getattr(self.memory, category, None), self.amounts.get(category))
 
+    @cached_property
+    def _deltas(self) -> dict[str, int]:
+        return {name: delta for name in CATEGORIES if (delta := self.delta(name)) is not None}
+
     @property
     def comparable(self) -> tuple[str, ...]:
         """Categories that have both sides."""
-        return tuple(name for name in CATEGORIES if self.delta(name) is not None)
+        return tuple(self._deltas)
 
     @property
     def total_delta(self) -> int | None:
         """Sum of the differences over the categories that have both sides."""
-        deltas = [delta for name in CATEGORIES if (delta := self.delta(name)) is not None]
-        return sum(deltas) if deltas else None
+        return sum(self._deltas.values()) if self._deltas else None
 
     @property
     def worst_delta(self) -> int | None:
         """The largest difference of one category, in either direction: in the sum two may hide each other."""
-        return max((delta for name in self.comparable if (delta := self.delta(name))), key=abs, default=None)
+        return max((delta for delta in self._deltas.values() if delta), key=abs, default=None)
 
     @property
     def expected_sum(self) -> int | None:

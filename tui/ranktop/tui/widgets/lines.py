@@ -1,18 +1,20 @@
-"""The one widget of the dashboard: lines of spans, repainted only where they changed."""
+"""The one widget of the dashboard: lines of spans, repainted only in the cells that changed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
 from ranktop.tui.theme import DARK, Palette, base, resolve
-from ranktop.tui.view.text import Line
+from ranktop.tui.view.text import Line, length
 
 _CACHE_LIMIT = 2048
+_EVERYTHING = 1 << 16
 
 
 class Lines(Widget, can_focus=False):
@@ -42,11 +44,15 @@ class Lines(Widget, can_focus=False):
         if new == old:
             return 0
         self._shown = new
-        changed = [y for y in range(max(len(new), len(old))) if _at(new, y) != _at(old, y)]
         width = self.size.width
-        for start, stop in _runs(changed):
-            self.refresh(Region(0, start, width, stop - start))
-        return len(changed)
+        dirty: list[Region] = []
+        for y in range(max(len(new), len(old))):
+            before, after = _at(old, y), _at(new, y)
+            if before != after:
+                start, stop = changed_cells(before or (), after or ())
+                dirty.append(Region(start, y, min(stop, width) - start, 1))
+        self.refresh(*dirty)
+        return len(dirty)
 
     def render_line(self, y: int) -> Strip:
         """Return one line as a strip (Textual's line API)."""
@@ -62,17 +68,50 @@ class Lines(Widget, can_focus=False):
             self._strips[line] = strip
         return strip
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Return the strips of a region (called by Textual for every widget of a frame, changed or not).
+
+        On a ground of its own a line's colours are complete: there is no border, padding, tint or colour of the
+        terminal's to resolve, and so no need for what Textual does to every line of every frame.
+        """
+        if not self.palette.ground:
+            return super().render_lines(crop)
+        width, ground = self.size.width, base(self.palette)
+        strips = [self.render_line(y).adjust_cell_length(width, ground) for y in crop.line_range]
+        if crop.column_span != (0, width):
+            strips = [strip.crop(*crop.column_span) for strip in strips]
+        return strips
+
 
 def _at(lines: tuple[Line, ...], y: int) -> Line | None:
     return lines[y] if y < len(lines) else None
 
 
-def _runs(numbers: list[int]) -> list[tuple[int, int]]:
-    """Group neighbouring numbers into (start, stop)."""
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number:
-            runs[-1] = (runs[-1][0], number + 1)
-        else:
-            runs.append((number, number + 1))
-    return runs
+def changed_cells(old: Line, new: Line) -> tuple[int, int]:
+    """Return the (first, last + 1) cell in which two lines differ; everything when they are not equally wide.
+
+    Text of characters wider or narrower than a cell is taken as a whole.
+    """
+    width = length(new)
+    if length(old) != width:
+        return 0, _EVERYTHING
+    return _common(old, new), width - _common(_reversed(old), _reversed(new))
+
+
+def _common(one: Line, other: Line) -> int:
+    """Return how many cells two lines share at their beginning."""
+    cells = 0
+    for (text, style), (other_text, other_style) in zip(one, other, strict=False):
+        if style != other_style:
+            break
+        if text != other_text:
+            same = next((at for at, pair in enumerate(zip(text, other_text, strict=False)) if pair[0] != pair[1]), None)
+            same = min(len(text), len(other_text)) if same is None else same
+            plain = cell_len(text) == len(text) and cell_len(other_text) == len(other_text)
+            return cells + (same if plain else 0)
+        cells += cell_len(text)
+    return cells
+
+
+def _reversed(line: Line) -> Line:
+    return tuple((text[::-1], style) for text, style in reversed(line))
