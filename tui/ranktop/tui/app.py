@@ -15,6 +15,7 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.theme import Theme
+from textual.timer import Timer
 
 from ranktop.tui.exit import end_on_signals, guarded
 from ranktop.tui.keys import KEYS
@@ -35,6 +36,11 @@ FIND_EVERY = 1.0
 """Seconds between two searches for a job."""
 
 DRAIN_EVERY = 0.1
+"""Seconds between two looks at what has arrived, until there is a picture and for jobs of many ranks."""
+
+FEW_RANKS = 256
+SELDOM = 0.25
+"""The same for jobs of at most ``FEW_RANKS`` ranks: a frame comes twice a second, and each wake-up costs."""
 
 Find = Callable[[], "Found"]
 Connect = Callable[["JobEntry"], Source]
@@ -79,6 +85,8 @@ class RanktopApp(App[int]):
         self._find, self._connect = find, connect
         self._started = clock()
         self._busy = False
+        self._beats: Timer | None = None
+        self._beats_every = 0.0
         for palette in (DARK, LIGHT):
             self.register_theme(_textual_theme(palette.textual, palette is DARK))
         self.theme = self.palette.textual
@@ -88,7 +96,7 @@ class RanktopApp(App[int]):
         self.pacer.asks = not self.is_headless
         if not self.is_headless:
             end_on_signals(self.leave)
-        self.set_interval(DRAIN_EVERY, self.beat)
+        self._look_every(DRAIN_EVERY)
         if self.source is not None:
             self._watch(self.source)
             return
@@ -109,6 +117,14 @@ class RanktopApp(App[int]):
         self.drain()
         if isinstance(self.screen, RanksScreen):
             self.screen.tick()
+        self._look_every(SELDOM if 0 < len(self.session.ranks) <= FEW_RANKS else DRAIN_EVERY)
+
+    def _look_every(self, seconds: float) -> None:
+        if self._beats is not None:
+            if self._beats_every == seconds:
+                return
+            self._beats.stop()
+        self._beats, self._beats_every = self.set_interval(seconds, self.beat), seconds
 
     def drain(self) -> None:
         """Feed the session with what has arrived; a failure is shown and the rest goes on."""

@@ -20,6 +20,8 @@ CHART_CELLS: Final = 34
 MIN_ROWS: Final = 8
 """Rows of a chart from which on a second row of charts is begun."""
 MAX_ROWS: Final = 10
+REDRAW: Final = 5.0
+"""Seconds for which a chart stands still: half an hour of points is much to draw, and to send, twice a second."""
 
 LINES: Final = {
     "step_s": ("step time", "{:.3g} s"),
@@ -31,14 +33,27 @@ LINES: Final = {
 
 
 def history(row: Shown, snapshot: Snapshot, frame: Table, options: Options, width: int, height: int) -> list[Line]:
-    """Draw as many charts side by side as fit, ``height`` rows high."""
+    """Draw as many charts side by side as fit, ``height`` rows high; the same ones for up to ``REDRAW`` seconds."""
     ring = row.view.history
     if height < 4 or width < CHART_CELLS:
         return []
     if ring is None or len(ring) < 2:
         return [pad([(" history begins here", "dim")], width)]
+    known = [name for name in LINES if ring.last(name) is not None]
+    turn = math.floor(snapshot.now / REDRAW)
+    key = (turn, width, height, known, frame.scale, row.memory.total, options.letters, options.glyphs)
+    kept = options.charts
+    if kept is None or kept[0] is not ring or kept[1] != key:
+        kept = options.charts = (ring, key, _draw(row, ring, known, snapshot, frame, options, (width, height)))
+    return kept[2]
+
+
+def _draw(
+    row: Shown, ring: Ring, known: list[str], snapshot: Snapshot, frame: Table, options: Options, room: tuple[int, int]
+) -> list[Line]:
+    width, height = room
     across = max(1, min(3, width // (CHART_CELLS + 3)))
-    known = [name for name in LINES if ring.last(name) is not None][: 3 * across - 1]
+    known = known[: 3 * across - 1]
     across = min(across, len(known) + 1)
     down = max(1, min(height // MIN_ROWS, -(-(len(known) + 1) // across)))
     size = ((width - 1) // across - 2, min(MAX_ROWS, height // down))

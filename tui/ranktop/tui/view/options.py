@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from ranktop.budget.terms import MOMENTS
-from ranktop.tui.view.text import UNICODE, Glyphs
+from ranktop.tui.session.rings import Ring
+from ranktop.tui.view.text import UNICODE, Glyphs, Line
 
 MOMENT_CHOICES: Final = ("peak", *MOMENTS, "now")
 """What the bars may show: each rank's own peak, one moment of the last step, or the latest reading."""
@@ -55,6 +56,8 @@ class Options:
     glyphs: Glyphs = UNICODE
     letters: bool = False
     """Draw bars with letters: there is no colour, or no half block."""
+    charts: tuple[Ring, object, list[Line]] | None = None
+    """History on the screen: what it was drawn from, what else it depends on, its lines."""
 
     def cycle(self, field: str, choices: tuple[str, ...], by: int = 1) -> str:
         """Move a field to its next choice and return it."""

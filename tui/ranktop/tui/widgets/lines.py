@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -11,10 +12,12 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from ranktop.tui.theme import DARK, Palette, base, resolve
-from ranktop.tui.view.text import Line, length
+from ranktop.tui.view.text import Line, Span, length
 
 _CACHE_LIMIT = 2048
-_EVERYTHING = 1 << 16
+
+GAP = 8
+"""Cells that are cheaper to send again than to jump over."""
 
 
 class Lines(Widget, can_focus=False):
@@ -46,13 +49,16 @@ class Lines(Widget, can_focus=False):
         self._shown = new
         width = self.size.width
         dirty: list[Region] = []
+        changed = 0
         for y in range(max(len(new), len(old))):
             before, after = _at(old, y), _at(new, y)
             if before != after:
-                start, stop = changed_cells(before or (), after or ())
-                dirty.append(Region(start, y, min(stop, width) - start, 1))
-        self.refresh(*dirty)
-        return len(dirty)
+                changed += 1
+                stretches = changed_cells(before or (), after or ())
+                dirty += [Region(start, y, min(stop, width) - start, 1) for start, stop in stretches if start < width]
+        if dirty:
+            self.refresh(*dirty)
+        return changed
 
     def render_line(self, y: int) -> Strip:
         """Return one line as a strip (Textual's line API)."""
@@ -87,31 +93,35 @@ def _at(lines: tuple[Line, ...], y: int) -> Line | None:
     return lines[y] if y < len(lines) else None
 
 
-def changed_cells(old: Line, new: Line) -> tuple[int, int]:
-    """Return the (first, last + 1) cell in which two lines differ; everything when they are not equally wide.
+def changed_cells(old: Line, new: Line) -> list[tuple[int, int]]:
+    """Return the (first, last + 1) cells of each stretch in which two lines differ.
 
-    Text of characters wider or narrower than a cell is taken as a whole.
+    Stretches less than ``GAP`` cells apart are one. Everything, when the lines are not equally wide or hold
+    characters that do not take exactly one cell.
     """
-    width = length(new)
-    if length(old) != width:
-        return 0, _EVERYTHING
-    return _common(old, new), width - _common(_reversed(old), _reversed(new))
+    before, after = _cells(old), _cells(new)
+    if before is None or after is None or len(before) != len(after):
+        return [(0, max(length(old), length(new)))]
+    stretches: list[tuple[int, int]] = []
+    for at, (one, other) in enumerate(zip(before, after, strict=True)):
+        if one != other:
+            if stretches and at - stretches[-1][1] < GAP:
+                stretches[-1] = (stretches[-1][0], at + 1)
+            else:
+                stretches.append((at, at + 1))
+    return stretches
 
 
-def _common(one: Line, other: Line) -> int:
-    """Return how many cells two lines share at their beginning."""
-    cells = 0
-    for (text, style), (other_text, other_style) in zip(one, other, strict=False):
-        if style != other_style:
-            break
-        if text != other_text:
-            same = next((at for at, pair in enumerate(zip(text, other_text, strict=False)) if pair[0] != pair[1]), None)
-            same = min(len(text), len(other_text)) if same is None else same
-            plain = cell_len(text) == len(text) and cell_len(other_text) == len(other_text)
-            return cells + (same if plain else 0)
-        cells += cell_len(text)
+def _cells(line: Line) -> list[Span] | None:
+    cells: list[Span] = []
+    for text, style in line:
+        if not (text.isascii() or _single(text)):
+            return None
+        cells += [(character, style) for character in text]
     return cells
 
 
-def _reversed(line: Line) -> Line:
-    return tuple((text[::-1], style) for text, style in reversed(line))
+@lru_cache(maxsize=4096)
+def _single(text: str) -> bool:
+    """Tell whether every character of a text takes one cell."""
+    return all(cell_len(character) == 1 for character in text)
