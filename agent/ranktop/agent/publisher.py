@@ -65,7 +65,7 @@ class Publisher:
         self._retry = HUB_SILENCE
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
-        self._descriptor: tuple[int, str] = (-1, "")
+        self._descriptor: tuple[int, tuple[str, str]] = (-1, ("", ""))
         """The socket's own descriptor and what it was when opened."""
 
     @property
@@ -205,7 +205,7 @@ class Publisher:
         number: what it held is never touched again, not even to be freed.
         """
         number, was = self._descriptor
-        if self._socket is None or _described(number) == was:
+        if self._socket is None or _same(_described(number), was):
             return
         for lost in (self._socket, self._context):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(lost))
@@ -260,14 +260,21 @@ class Publisher:
             self.problem = str(error)
 
 
-def _described(descriptor: int) -> str:
-    """Return what the kernel says of a descriptor, with the number that tells one eventfd from another."""
+def _described(descriptor: int) -> tuple[str, str]:
+    """Return the kind of a descriptor, and what tells one eventfd from another where that can be read."""
     try:
         kind = os.readlink(f"/proc/self/fd/{descriptor}")
-        with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii", errors="replace") as file:
-            return kind + "".join(line for line in file if line.startswith("eventfd-id"))
     except OSError:
-        return ""
+        return "", ""
+    try:
+        with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii", errors="replace") as file:
+            return kind, "".join(line for line in file if line.startswith("eventfd-id"))
+    except OSError:  # no descriptor is left to read it with
+        return kind, ""
+
+
+def _same(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    return one[0] == other[0] and (one[1] == other[1] or "" in (one[1], other[1]))
 
 
 def _require_descriptors() -> None:

@@ -23,7 +23,7 @@ def run_script(path: str, arguments: list[str]) -> None:
     """Run the file ``path`` as ``python path arguments...`` would. Raises OSError when it cannot be read."""
     sys.argv = [path, *arguments]
     if pkgutil.get_importer(path) is not None:  # a folder or an archive with a __main__.py
-        sys.path.insert(0, path)
+        sys.path.insert(0, os.path.abspath(path))
         _main_module()
         _run_as_main("__main__", False)
         return
