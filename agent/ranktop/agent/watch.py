@@ -76,6 +76,8 @@ class Watch:
         self._thread: int | None = None
         """The thread that trains the watched model. Another one's backward changes gradients at any time, so nothing
         that it trains is looked at."""
+        self._running = False
+        """Whether the forward in progress is one that counts."""
         self._one_device = True
         self._sizes: ByIdentity[int] = ByIdentity()
         self._optimizers: list[tuple[weakref.ref[Optimizer], int | None]] = []
@@ -133,6 +135,7 @@ class Watch:
     @harmless
     def root_begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A root module is about to run."""
+        self._running = False
         if self._capturing() or transformed(module):
             return
         grad = torch.is_grad_enabled()
@@ -141,6 +144,7 @@ class Watch:
         if not self._is_primary(module) or self._elsewhere(grad):
             return
         recorder = self._ready()
+        self._running = True
         if grad and (recorder.count < 3 or recorder.reading):
             self._batch = batch_of(args, kwargs)
             self._autocast = autocast_of(self.device)
@@ -155,10 +159,11 @@ class Watch:
     def root_end(self, module: nn.Module, output: object) -> None:
         """A root module has returned."""
         recorder = self.recorder
-        if recorder is None or not self._is_primary(module) or self._thread not in (None, threading.get_ident()):
+        if recorder is None or not self._running or not self._is_primary(module) or self._capturing():
             return
-        if self._capturing() or transformed(module):
+        if self._thread not in (None, threading.get_ident()):
             return
+        self._running = False
         grad = torch.is_grad_enabled()
         recorder.forward_end(grad)
         if grad and recorder.reading and self._one_device and not backward_is_compiled():
