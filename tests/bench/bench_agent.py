@@ -129,9 +129,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["RANKTOP_RUN_DIR"] = os.path.join(folder, "run")
         os.environ["RANKTOP_HUB_LINGER"] = "1"
-        for step_ms, block in ((1.0, 2000), (10.0, 300), (100.0, 30)):
+        for step_ms, block in ((1.0, 800), (10.0, 100), (100.0, 12)):
             rows.append({"what": "blocks in one process", **alternate(step_ms, options.pairs, block)})
-    pairs = whole_process(10.0, 6, 600)
+    pairs = whole_process(10.0, 6, 300)
     if options.json:
         print(json.dumps(rows))
         return

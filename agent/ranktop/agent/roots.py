@@ -18,6 +18,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
+from ranktop.agent.skim import Skim
+
 _NOTHING: Final = contextlib.nullcontext()
 
 _GRAPHED: Final = "make_graphed_callables"
@@ -87,14 +89,15 @@ class _Hook:
     Without this, ``torch.save(model)`` would make a file that can only be loaded where this package is installed.
     """
 
-    __slots__ = ("call",)
+    __slots__ = ("call", "quick")
 
-    def __init__(self, call: Callable[..., None]) -> None:
+    def __init__(self, call: Callable[..., None], quick: Callable[[nn.Module], bool]) -> None:
         self.call = call
+        self.quick = quick
 
-    def __call__(self, *args: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self.call(*args)
+    def __call__(self, module: nn.Module, *rest: Any) -> None:
+        if not (torch.compiler.is_compiling() or self.quick(module)):
+            self.call(module, *rest)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (_NOTHING, "__exit__")
@@ -114,15 +117,17 @@ class _Hooked:
 class RootTracker:
     """Keeps hooks on every module that could be a root, and on no other."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, skim: Skim | None = None) -> None:
+        """Tell ``listener`` of every call that ``skim`` does not answer by itself."""
         self._listener = listener
+        skim = skim or Skim()
         self._hooked: ByIdentity[_Hooked] = ByIdentity()
         self._children: ByIdentity[bool] = ByIdentity()
         self._global: list[Any] = []
         self._prepare: Callable[[nn.Module], nn.Module] | None = None
         self._graphing: tuple[Callable[..., Any], Callable[..., Any]] | None = None
-        self._before = _Hook(self._begin)
-        self._after = _Hook(self._end)
+        self._before = _Hook(self._begin, skim.begin)
+        self._after = _Hook(self._end, skim.end)
 
     def install(self) -> None:
         """Watch modules being built from now on."""

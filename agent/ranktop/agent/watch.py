@@ -37,6 +37,7 @@ from ranktop.agent.harmless import OutputHook, harmless
 from ranktop.agent.roots import ByIdentity, RootTracker
 from ranktop.agent.runner import one_line
 from ranktop.agent.say import say
+from ranktop.agent.skim import Skim
 from ranktop.budget.terms import MOMENTS
 from ranktop.probes.allocator import HostAllocator, open_allocator
 from ranktop.probes.model import ModelProbe
@@ -71,7 +72,8 @@ class Watch:
         ``grad`` that is read while that thread drops it crashes the interpreter."""
         self.allocator = host_allocator
         """Given before a device is known, so that its baseline is taken early; replaced for a GPU."""
-        self._roots = RootTracker(self)
+        self._skim = Skim()
+        self._roots = RootTracker(self, self._skim)
         self._primary: weakref.ref[nn.Module] | None = None
         self._thread: int | None = None
         """The thread that trains the watched model. Another one's backward changes gradients at any time, so nothing
@@ -103,6 +105,7 @@ class Watch:
     def remove(self) -> None:
         """Take every hook away."""
         self.enabled = False
+        self._skim.stop()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -144,6 +147,7 @@ class Watch:
         if not self._is_primary(module) or self._elsewhere(grad):
             return
         recorder = self._ready()
+        self._skim.thread = self._thread
         self._running = True
         if grad and (recorder.count < 3 or recorder.reading):
             self._batch = batch_of(args, kwargs)
@@ -196,11 +200,11 @@ class Watch:
     # -- optimizers ------------------------------------------------------------------------------------------------
 
     def _optimizer_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not (torch.compiler.is_compiling() or self._skim.optimizer_begin(optimizer)):
             self._stepping(optimizer)
 
     def _optimizer_end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not (torch.compiler.is_compiling() or self._skim.optimizer_end(optimizer)):
             self._stepped(optimizer)
 
     @harmless
@@ -227,6 +231,7 @@ class Watch:
         if self.model is not None and recorder.count < 3:
             self.model.refresh()
         recorder.optimizer_end()
+        self._skim.optimizers[id(optimizer)] = weakref.ref(optimizer)
 
     def _know(self, optimizer: Optimizer, thread: int | None) -> None:
         if all(known() is not optimizer for known, _ in self._optimizers):
@@ -283,6 +288,7 @@ class Watch:
         self._primary = weakref.ref(module)
         self._foreign = ByIdentity()
         self._thread = None
+        self._skim.stop()
         self.recorder = None
         self.model = None
         self._settled = False
@@ -313,7 +319,8 @@ class Watch:
         self.model = ModelProbe(root, self._own_optimizers(), self.device)
         self.model.refresh(force=True)
         self._one_device = on_one_device(root)
-        self.recorder = StepRecorder(self._read, clock_of(self.device))
+        self.recorder = self._skim.recorder = StepRecorder(self._read, clock_of(self.device))
+        self._skim.root = self._primary
         return self.recorder
 
     def _settle(self) -> None:
