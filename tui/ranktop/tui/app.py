@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -259,6 +260,12 @@ def _textual_theme(name: str, dark: bool) -> Theme:
     )  # fmt: skip
 
 
+def _collect_seldom() -> None:
+    """Look for garbage in cycles less often: messages come and go by the thousand, and none is part of a cycle."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 def run(
     source: Source | None,
     *,
@@ -272,6 +279,7 @@ def run(
 
     An unknown theme is bad usage: one line and code 2.
     """
+    _collect_seldom()
     try:
         app = RanktopApp(source, find=find, connect=connect, theme=theme, ascii=ascii, interval=interval)
     except ValueError as error:

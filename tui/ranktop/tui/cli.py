@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from importlib.metadata import version as package_version
+import threading
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
@@ -16,6 +18,9 @@ FAILED: Final = 1
 USAGE: Final = 2
 NONE: Final = 3
 """Exit codes: a job was found; something went wrong; bad usage; no job."""
+
+QUICK: Final = 0.05
+"""Seconds that the first picture waits for a search to end: with one job there is nothing to choose."""
 
 app = typer.Typer(
     add_completion=False,
@@ -33,7 +38,9 @@ JobOption = Annotated[
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"ranktop {package_version('ranktop')}")
+        from importlib.metadata import version
+
+        print(f"ranktop {version('ranktop')}")
         raise typer.Exit
 
 
@@ -52,11 +59,26 @@ def dashboard(
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         fail("the dashboard needs a terminal; `ranktop status` prints, `ranktop status --json` is for scripts", USAGE)
+    from ranktop.wire.endpoints import Found, find_jobs
+
+    entry = choose(job) if job else None
+    found: list[Found] = []
+
+    def look() -> None:
+        # The dashboard itself searches on when this takes long, and shows what goes wrong.
+        with contextlib.suppress(Exception):
+            found.append(find_jobs())
+
+    search = threading.Thread(target=look, daemon=True)
+    if entry is None:
+        search.start()  # while the libraries load
     from ranktop.tui.app import run
     from ranktop.tui.session.receiver import HubSource
-    from ranktop.wire.endpoints import find_jobs
 
-    source = HubSource(choose(job).directory) if job else None
+    if entry is None:
+        search.join(QUICK)
+        entry = found[0].jobs[0] if found and len(found[0].jobs) == 1 else None
+    source = HubSource(entry.directory) if entry is not None else None
     raise typer.Exit(
         run(
             source,
@@ -122,8 +144,15 @@ def fail(text: str, code: int) -> NoReturn:
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line. Output that cannot be written is one line, not a traceback."""
+    try:
+        app()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read has read enough; without this the interpreter would complain once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        fail(f"cannot write: {error.strerror or error}", FAILED)
 
 
 if __name__ == "__main__":
