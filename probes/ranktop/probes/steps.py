@@ -141,6 +141,10 @@ class StepRecorder:
             if self._may_skim():
                 self._skim_from_here()
                 return True
+        if self.skimming:
+            # It came another way than by ``skim_forward``: from a thread that has taken the training over.
+            self._count_skimmed()
+            self.skimming = False
         mark = self._clock.mark()
         step = self._open = _Open(self.count + 1, self._previous_end, mark, self._want_reading())
         step.forwards.append([mark])
