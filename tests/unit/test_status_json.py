@@ -12,7 +12,7 @@ from ranktop.budget.terms import MOMENTS, Memory
 from ranktop.probes.reading import DeviceIdentity, StepTimes
 from ranktop.tui.session.source import Received, Reset
 from ranktop.tui.session.state import Session
-from ranktop.tui.status import KEYS, job_json, job_line, table_row
+from ranktop.tui.status import KEYS, end_line, job_json, job_line, table_row
 from ranktop.wire.schema import Card, End, Header, Job, Sample, Table
 
 JOB = Job(id="abc", name="train\x1b[31m", world_size=3, launcher="torchrun")
@@ -97,5 +97,6 @@ def test_the_table_is_for_people_and_free_of_escapes() -> None:
     snapshot = session().snapshot()
     assert "\x1b" not in job_line(snapshot)
     rows = [table_row(view) for view in snapshot.ranks]
-    assert [row[-1] for row in rows] == ["ok", "killed (SIGKILL)", "missing"]
+    assert [row[-1] for row in rows] == ["ok", "killed", "missing"]
+    assert end_line(snapshot.ranks[1]) == "rank 1 killed (code 9): SIGKILL"
     assert rows[2][2:10] == ["–"] * 8, "unknown is not zero"

@@ -57,7 +57,12 @@ def call(run: Callable[[], None], ended: Callable[[str, int | None, str], None])
     try:
         run()
     except SystemExit as error:
-        ended("exit", _exit_code(error), "")
+        ended("exit", _exit_code(error), one_line(error) if isinstance(error.code, str) else "")
+        raise
+    except KeyboardInterrupt as error:
+        # The interpreter ends itself by the signal after it has told of the exception.
+        ended("signal", 2, "SIGINT")
+        _hide_own_frames(error)
         raise
     except BaseException as error:
         ended("exception", 1, one_line(error))
@@ -73,7 +78,7 @@ def one_line(error: BaseException) -> str:
         lines = f"{kind}: {error}".strip().splitlines()
     except Exception:
         return kind
-    return lines[0][:300] if lines else kind
+    return lines[0][:300].removesuffix(":") if lines else kind
 
 
 _run_as_main: Final[Callable[[str, bool], Any]] = getattr(runpy, "_run_module_as_main")  # noqa: B009 (private)

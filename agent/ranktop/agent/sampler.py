@@ -27,6 +27,7 @@ from ranktop.probes.reading import (
     DeviceProbe,
     DeviceReading,
     Resident,
+    StepTimes,
 )
 from ranktop.wire.schema import Card, Cost, End, Sample, Table, Versions
 
@@ -92,6 +93,7 @@ class Sampler(threading.Thread):
         self._errors = 0
         self._last_error = ""
         self._problem = ""
+        self._last_steps: tuple[StepTimes, ...] = ()
         self._cpu = 0.0
         self._hook_seconds = 0.0
 
@@ -233,9 +235,12 @@ class Sampler(threading.Thread):
         allocator_probe = watch.allocator if watch is not None and watch.allocator is not None else None
         allocator = (allocator_probe or self.host_allocator).read()
         resident = self._resident()
+        if resident is None:
+            # No model has run, so nothing of it is an activation: it is libraries, and what the script prepares.
+            allocator = replace(allocator, baseline=allocator.allocated or 0)
         now, reasons = compose(allocator, resident or NO_MODEL, device)
         if resident is None:
-            reasons = {**reasons, "activations": "no model has run yet: everything allocated is shown here"}
+            reasons = {**reasons, "activations": "no model has run yet: what is allocated is shown as runtime"}
         table, table_reasons = self._table(allocator, device)
         errors = self._errors + (watch.errors if watch is not None else 0)
         return Sample(
@@ -252,7 +257,7 @@ class Sampler(threading.Thread):
             ooms=allocator.ooms,
             step=recorder.count if recorder is not None else 0,
             step_age=None if recorder is None or recorder.last_end is None else time.perf_counter() - recorder.last_end,
-            steps=recorder.take()[-STEPS_PER_SAMPLE:] if recorder is not None else (),
+            steps=self._steps(),
             phase=recorder.phase if recorder is not None else "",
             collectives=self._collectives.read(),
             cost=Cost(cpu_s=self._cpu, hook_s=self._hooks(), dropped=dropped, errors=errors),
@@ -271,6 +276,13 @@ class Sampler(threading.Thread):
             return resident
         start = table.moments.get("step_start")
         return resident if start is None else replace(resident, gradients=start.resident.gradients)
+
+    def _steps(self) -> tuple[StepTimes, ...]:
+        """Return the steps finished since the last sample; else the last one again, for who asks only once."""
+        recorder = self.watch.recorder if self.watch is not None else None
+        taken = recorder.take()[-STEPS_PER_SAMPLE:] if recorder is not None else ()
+        self._last_steps = taken[-1:] or (self._last_steps if recorder is not None else ())
+        return taken or self._last_steps
 
     def _hooks(self) -> float:
         """Return the seconds spent in the training thread since the last sample."""

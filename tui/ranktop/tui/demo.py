@@ -40,7 +40,7 @@ def run_demo(strategy: str, ranks: int, minutes: float) -> int:
         print("ranktop: the demo trains with torch: pip install 'ranktop[demo]'", file=sys.stderr)
         return 1
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    ranks = ranks or gpu_count() or 2
+    ranks = ranks or (1 if strategy == "single" else gpu_count() or 2)
     print(f"starting torchrun with {ranks} rank{'s' if ranks > 1 else ''} ({strategy}) ...", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="ranktop-demo-") as folder:
         log = Path(folder) / "train.log"
@@ -49,7 +49,9 @@ def run_demo(strategy: str, ranks: int, minutes: float) -> int:
             if entry is None:
                 print(f"ranktop: the demo's job did not start; its log ends with:\n{tail(log)}", file=sys.stderr)
                 return 1
-            return watch(entry) if interactive else snapshot(entry, process, log)
+            code = watch(entry) if interactive else snapshot(entry, process, log)
+        print("the demo's job has been ended", file=sys.stderr)
+        return code
 
 
 @contextlib.contextmanager

@@ -221,6 +221,19 @@ def reasons(view: RankView, measured: Memory | None, amounts: dict[str, Amount])
             parts.append(f"expected: {_why_not_expected(view, key, amounts)}")
         if parts:
             found[key] = "; ".join(parts)
+    return {**found, **_other_reasons(view)}
+
+
+def _other_reasons(view: RankView) -> dict[str, str]:
+    """Say why readings of the device beside its memory are null."""
+    found: dict[str, str] = {}
+    device = view.card.device if view.card else None
+    if device is None or device.uuid is None:
+        known = device is not None and device.kind == "host"
+        found["uuid"] = "a host has none" if known else _why(view, "uuid")
+    for name in ("utilization", "power", "temperature"):
+        if view.sample is None or getattr(view.sample.device, name) is None:
+            found[name] = _why(view, name)
     return found
 
 
@@ -249,9 +262,16 @@ def step_json(view: RankView) -> dict[str, Any]:
         "backward": last.backward if last else None,
         "optimizer": last.optimizer if last else None,
         "micro_batches": last.micro_batches if last else None,
-        "phase": view.sample.phase or None if view.sample else None,
-        "age": view.sample.step_age if view.sample else None,
+        "phase": view.sample.phase or None if view.sample and view.end is None else None,
+        "age": _step_age(view),
     }
+
+
+def _step_age(view: RankView) -> float | None:
+    """Seconds since the last step finished: as the sample said, and the sample's own age."""
+    if view.sample is None or view.sample.step_age is None:
+        return None
+    return view.sample.step_age + (view.age or 0.0)
 
 
 def collectives_json(collectives: Collectives | None) -> dict[str, Any]:
@@ -290,6 +310,9 @@ def print_table(sessions: list[Session] | list[Asked]) -> None:
         for view in snapshot.ranks:
             table.add_row(*table_row(view))
         console.print(table)
+        for view in snapshot.ranks:
+            if view.end is not None and view.state != "ended":
+                console.print(end_line(view), soft_wrap=True)
         console.print("MiB at each rank's peak moment; Δ is measured - expected, over what is budgeted.\n")
 
 
@@ -328,8 +351,15 @@ def table_row(view: RankView) -> list[str]:
         str(sample.step) if sample else "–",
         f"{last.seconds:.3g}" if last and last.seconds is not None else "–",
         (view.peak or "–").replace("_", " "),
-        view.state + (f" ({clean(view.end.detail)})" if view.end and view.end.detail else "") + _age(view),
+        view.state + _age(view),
     ]
+
+
+def end_line(view: RankView) -> str:
+    """Return one line about how a rank ended."""
+    assert view.end is not None
+    code = "" if view.end.code is None else f" (code {view.end.code})"
+    return clean(f"rank {view.rank} {view.state}{code}{': ' + view.end.detail if view.end.detail else ''}")
 
 
 def _age(view: RankView) -> str:

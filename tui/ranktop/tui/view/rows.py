@@ -84,10 +84,10 @@ def _ordered(rows: list[Shown], options: Options, scale: Scale) -> list[Shown]:
         return sorted(rows, key=lambda row: row.view.rank, reverse=options.reverse)
     sign = 1 if options.reverse else -1
 
-    def key(row: Shown) -> float:
+    def key(row: Shown) -> tuple[float, int]:
         value = _sort_value(row, options.sort, scale)
         # What is unknown goes last in either direction.
-        return math.inf if value is None else sign * value
+        return (math.inf if value is None else sign * value), row.view.rank
 
     return sorted(rows, key=key)
 

@@ -82,10 +82,15 @@ def unit_for(largest_bytes: int | None) -> Unit:
 
 
 def size(value: int | None, unit: Unit, decimals: int = 1, dash: str = "–") -> str:
-    """Write bytes in a unit, without its name; a dash for unknown. Four digits need no decimals."""
+    """Write bytes in a unit, without its name; a dash for unknown. Four digits need no decimals.
+
+    What is so much larger than the screen's unit that its column would overflow is written in GiB, marked ``G``.
+    """
     if value is None:
         return dash
     number = value / unit.bytes
+    if abs(number) >= 100_000 and unit.bytes < GIB:
+        return f"{value / GIB:,.1f}G"
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.{decimals}f}"
 
 
