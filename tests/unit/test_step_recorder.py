@@ -87,6 +87,55 @@ def test_accumulation_is_one_step_of_several_forwards() -> None:
     assert step.seconds == 19.5
 
 
+def test_waiting_for_a_micro_batch_is_data() -> None:
+    loop = Loop()
+    loop.step()
+    loop.clock.now += 1.0
+    for _ in range(3):
+        with loop.forward(2.0):
+            pass
+        loop.recorder.backward_begin()
+        loop.clock.now += 4.0
+        loop.recorder.backward_end()
+        assert loop.recorder.phase == "data"
+        loop.clock.now += 0.5
+    loop.optimizer(0.25)
+    loop.recorder.close()
+    step = loop.recorder.take()[-1]
+    # The half second after the last backward (clipping, say) is not waiting for data.
+    assert (step.data, step.forward, step.backward, step.optimizer) == (2.0, 6.0, 12.5, 0.25)
+    assert step.seconds == 20.75
+
+
+def test_fast_steps_are_counted_while_skimmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+    recorder = loop.recorder
+    monkeypatch.setattr(recorder, "_want_reading", lambda: True)
+    for _ in range(4):
+        loop.step()
+    monkeypatch.setattr(recorder, "_want_reading", lambda: False)
+    assert recorder.forward_begin(True)
+    assert recorder.skimming
+    assert [s.index for s in recorder.take()] == [1, 2, 3, 4]
+    recorder.skim_optimizer_end()
+    for count in range(5, 9):
+        assert recorder.skim_forward()
+        assert recorder.count == count
+        assert recorder.skim_forward(), "a second micro-batch of the same step"
+        recorder.skim_optimizer_end()
+        recorder.skim_optimizer_end()  # a second optimizer of the same step
+    monkeypatch.setattr(recorder, "_want_reading", lambda: True)
+    assert not recorder.skim_forward()
+    assert not recorder.skimming
+    loop.step()
+    recorder.close()
+    (step,) = recorder.take()
+    assert step.index == 10
+    assert step.forward == 2.0
+    assert step.data is None, "the device was not asked when the skimmed step before it ended"
+    assert recorder.count == 10
+
+
 def test_two_optimizers_make_one_step() -> None:
     loop = Loop()
     loop.step()

@@ -108,6 +108,13 @@ def _first_parameter(module: nn.Module) -> torch.Tensor | None:
     return None
 
 
+def when_backward_ends(call: Callable[[], None]) -> None:
+    """Have the autograd engine call back at the end of the backward that is running, as DDP and FSDP do."""
+    queue = getattr(getattr(torch.autograd.Variable, "_execution_engine", None), "queue_callback", None)
+    if queue is not None:
+        queue(call)
+
+
 def backward_is_compiled() -> bool:
     """Return whether compiled autograd is in use: a hook on an output would make it compile once more."""
     dynamo = sys.modules.get("torch._dynamo")

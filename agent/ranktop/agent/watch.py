@@ -32,6 +32,7 @@ from ranktop.agent.facts import (
     model_name,
     on_one_device,
     transformed,
+    when_backward_ends,
 )
 from ranktop.agent.harmless import OutputHook, harmless
 from ranktop.agent.roots import ByIdentity, RootTracker
@@ -178,6 +179,12 @@ class Watch:
     def _output_differentiated(self) -> None:
         if self.recorder is not None and not self._capturing():
             self.recorder.backward_begin()
+            when_backward_ends(self._backward_ended)
+
+    @harmless
+    def _backward_ended(self) -> None:
+        if self.recorder is not None and not self._capturing():
+            self.recorder.backward_end()
 
     def _elsewhere(self, grad: bool) -> bool:
         """Whether the watched model runs in another thread than the one that trains it.

@@ -61,7 +61,7 @@ class _Open:
 
     __slots__ = (
         *("forwards", "host_end", "host_previous", "index", "last_mark", "moments", "optimizers", "previous", "read"),
-        "start",
+        *("start", "waits"),
     )
 
     def __init__(self, index: int, previous: object | None, start: object, read: bool) -> None:
@@ -70,6 +70,7 @@ class _Open:
         self.start = start
         self.forwards: list[list[object]] = []
         self.optimizers: list[list[object]] = []
+        self.waits: list[tuple[object, object]] = []
         self.last_mark: object = start
         self.host_previous: float | None = None
         self.host_end = 0.0
@@ -98,6 +99,7 @@ class StepRecorder:
         self._timed: deque[StepTimes] = deque(maxlen=32)
         self._stepped = False
         self._differentiated = False
+        self._backward_mark: object | None = None
         self._reading_cost = 0.0
         self._last_end_host: float | None = None
         self._last_read_host = 0.0
@@ -133,7 +135,11 @@ class StepRecorder:
         step = self._open
         if step is not None and not (self._stepped or self._forward_only(step)):
             self._moment(step, "backward_end")
-            step.forwards.append([self._clock.mark()])
+            mark = self._clock.mark()
+            if self._backward_mark is not None:
+                step.waits.append((self._backward_mark, mark))
+                self._backward_mark = None
+            step.forwards.append([mark])
             self.phase = "forward"
             return False
         if step is not None:
@@ -165,6 +171,7 @@ class StepRecorder:
             return
         if step.forwards and len(step.forwards[-1]) == 1:
             step.forwards[-1].append(self._clock.mark())
+        self._backward_mark = None
         self._moment(step, "forward_end")
         self.phase = "backward"
 
@@ -174,6 +181,12 @@ class StepRecorder:
         if step is not None and not (self._stepped or self._differentiated):
             self._differentiated = True
             self._moment(step, "backward_start")
+
+    def backward_end(self) -> None:
+        """A backward has come to its end. What follows until the next micro-batch's forward is waiting for its data."""
+        if self._open is not None and not self._stepped:
+            self._backward_mark = self._clock.mark()
+            self.phase = "data"
 
     def optimizer_begin(self) -> None:
         """An optimizer is about to step."""
@@ -346,14 +359,17 @@ class StepRecorder:
         if step.host_previous is not None:
             # The device was not asked when the step before it, a skimmed one, ended; its queue keeps the host's pace.
             seconds = step.host_end - step.host_previous
-            data = between(step.host_previous, step.start) if isinstance(step.start, float) else None
+            data = between(step.host_previous, step.start) if isinstance(self._clock, HostClock) else None
         forward = _sum(between(pair[0], pair[1]) for pair in step.forwards if len(pair) == 2)
         optimizer = _sum(between(pair[0], pair[1]) for pair in step.optimizers if len(pair) == 2)
         backward: float | None = None
         end_of_backward = step.optimizers[0][0] if step.optimizers else step.last_mark
         span = between(step.start, end_of_backward)
+        waits = _sum(between(end, begin) for end, begin in step.waits)
         if span is not None and forward is not None:
-            backward = max(0.0, span - forward)
+            backward = max(0.0, span - forward - (waits or 0.0))
+        if waits is not None:
+            data = waits if data is None else data + waits
         return StepTimes(
             index=step.index,
             seconds=seconds,
