@@ -198,3 +198,23 @@ def test_every_number_names_its_rule() -> None:
         plan = Plan(strategy=strategy, optimizer=ADAMW)
         for amounts in expected_states(MODEL, plan).moments.values():
             assert all(amount.rule for amount in amounts.values())
+
+
+def test_fsdp2_without_gradient_sync_holds_whole_gradients() -> None:
+    """Counted on live jobs of two ranks: 33x129 and 129x17 linears with biases, reduced in fp32 and in bf16."""
+    shapes = ((129, 33), (129,), (17, 129), (17,))
+    inventory = Inventory.of([Kind(shape, "float32", unit=i // 2) for i, shape in enumerate(shapes)])
+    for reduce, gradients in (("float32", 26384), ("bfloat16", 13192)):
+        plan = Plan(
+            strategy="fsdp2",
+            layout=Layout(world_size=2, shard=2, shard_rank=1),
+            fsdp=Fsdp(),
+            precision=Precision(compute="bfloat16", reduce=reduce),
+            gradients_at=("forward_end", "backward_start", "backward_end", "step_end"),
+            unsharded_gradients_at=("forward_end", "backward_start"),
+        )
+        budget = expected_states(inventory, plan)
+        assert budget.at("forward_end")["gradients"].bytes == gradients
+        assert "without gradient sync" in budget.at("forward_end")["gradients"].rule
+        assert budget.at("backward_end")["gradients"].bytes == 13520
+        assert budget.at("step_start")["gradients"].bytes == 0

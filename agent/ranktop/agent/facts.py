@@ -12,6 +12,8 @@ from torch import nn
 
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Plan
+from ranktop.budget.terms import MOMENTS
+from ranktop.probes.reading import StepTable
 from ranktop.probes.steps import Clock, HostClock
 
 _OUTPUTS: Final = 8
@@ -106,6 +108,15 @@ def _first_parameter(module: nn.Module) -> torch.Tensor | None:
             if found is not None:
                 return found
     return None
+
+
+def unsharded_at(table: StepTable | None) -> tuple[str, ...]:
+    """Return the moments of a step at which there were other gradients than it ended with."""
+    last = table.moments.get("backward_end") if table is not None else None
+    if table is None or last is None or not last.resident.gradients:
+        return ()
+    final = last.resident.gradients
+    return tuple(m for m in MOMENTS if m in table.moments and table.moments[m].resident.gradients not in (0, final))
 
 
 def when_backward_ends(call: Callable[[], None]) -> None:

@@ -32,6 +32,7 @@ from ranktop.agent.facts import (
     model_name,
     on_one_device,
     transformed,
+    unsharded_at,
     when_backward_ends,
 )
 from ranktop.agent.harmless import OutputHook, harmless
@@ -352,7 +353,10 @@ class Watch:
         if self.model is None:
             return
         walked = recorder.reading and self.model.refresh()
-        habits = (self._batch, recorder.accumulation, self._gradients_at(recorder), self._autocast)
+        habits = (
+            *(self._batch, recorder.accumulation, self._autocast),
+            *(self._gradients_at(recorder), unsharded_at(recorder.table)),
+        )
         now = time.monotonic()
         due = self.facts is None or recorder.count in (1, 2) or walked
         if not due and (habits == self._surveyed or now - self._survey_time < RESURVEY_SECONDS):
@@ -367,6 +371,7 @@ class Watch:
             accumulation=recorder.accumulation,
             gradients_at=self._gradients_at(recorder),
             autocast=self._autocast,
+            unsharded_at=unsharded_at(recorder.table),
         )
         assert self.device is not None
         plan = detect(root, self.model.optimizers(), self.device, seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 
 from ranktop.budget.held import Held, gradient_itemsize, held, whole_piece
@@ -56,12 +57,27 @@ def _by_parameter(inventory: Inventory, plan: Plan) -> Held:
         if kind.trainable:
             gradients += prod(padded) * gradient_itemsize(kind, plan)
         pieces.append(Piece(own, kind.itemsize, kind.group, kind.trainable, whole=own == kind.shape))
-    return held(
+    states = held(
         Amount(parameters, "FSDP2: dim-0 chunks, padded"),
         Amount(gradients, "FSDP2: views of the padded reduce-scatter output"),
         pieces,
         plan,
     )
+    return replace(states, unsharded=_unreduced(inventory, plan))
+
+
+def _unreduced(inventory: Inventory, plan: Plan) -> Amount:
+    """FSDP2 without gradient sync: whole gradients, in the dtype that they will be reduced in.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py ``FSDPParam.to_accumulated_grad_if_needed``.
+    """
+    dtype = plan.precision.reduce or plan.precision.compute
+    total = sum(
+        kind.numel * (DTYPE_BYTES[dtype] if dtype and kind.unit >= 0 else gradient_itemsize(kind, plan))
+        for kind in inventory
+        if kind.trainable
+    )
+    return Amount(total, "FSDP2 without gradient sync: whole gradients, kept until the last micro-batch")
 
 
 def flat_layout(kinds: list[Kind], ranks: int, align: int) -> tuple[list[tuple[Kind, int, int]], int]:

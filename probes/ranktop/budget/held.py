@@ -21,6 +21,8 @@ class Held:
     optimizer: Amount
     optimizer_before: Amount
     """Optimizer state before the first step has ended."""
+    unsharded: Amount | None = None
+    """Gradients that wait for their reduction, where the strategy can hold such."""
 
 
 def gradient_itemsize(kind: Kind, plan: Plan) -> int:

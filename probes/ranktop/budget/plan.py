@@ -168,3 +168,5 @@ class Plan:
     """One for each parameter group, as ``Kind.group`` counts; empty when ``optimizer`` speaks for all."""
     host: bool = False
     """The device is the machine's RAM: what optimizers keep on the CPU counts."""
+    unsharded_gradients_at: tuple[str, ...] = ()
+    """Moments at which whole gradients wait for their reduction (``no_sync``, ``set_requires_gradient_sync``)."""

@@ -54,6 +54,8 @@ def expected_states(inventory: Inventory, plan: Plan, *, first_step: bool = Fals
 
 def _at(moment: str, states: Held, plan: Plan, first_step: bool) -> dict[str, Amount]:
     gradients = states.gradients if moment in plan.gradients_at else _FREED
+    if moment in plan.unsharded_gradients_at and states.unsharded is not None:
+        gradients = states.unsharded
     accumulating = (plan.batch.accumulation or 1) > 1
     if first_step and moment not in _WITH_STEP and (moment == "step_start" or not accumulating):
         gradients = _NOT_YET

@@ -32,6 +32,8 @@ class Seen:
     """Dtype name of the autocast in force during forward."""
     compute: str | None = None
     """Dtype name of the root's floating-point outputs, where that is the compute dtype."""
+    unsharded_at: tuple[str, ...] = ()
+    """Moments at which there were other gradients than a step ends with."""
 
 
 def detect(root: nn.Module, optimizers: Sequence[Any], device: torch.device, seen: Seen | None = None) -> Plan:
@@ -79,6 +81,7 @@ def _plan(structure: Structure, optimizers: list[Any], seen: Seen, notes: list[s
         checkpointing=_guarded(lambda: checkpointing_of(structure), None, "checkpointing", notes),
         compiled=_guarded(lambda: is_compiled(structure), False, "torch.compile", notes),
         gradients_at=seen.gradients_at or Plan().gradients_at,
+        unsharded_gradients_at=seen.unsharded_at if fsdp is not None and layout.shard > 1 else (),
         groups=groups,
     )
 
