@@ -270,7 +270,8 @@ class HubServer:
             log("the job's directory was removed: this hub ends")
             self._stopping = True
             return
-        entry = JobFile.of(self.state.job, self._entry.started, os.getpid())
+        ended = self._presence.alone and bool(self.state.ranks)
+        entry = JobFile.of(self.state.job, self._entry.started, os.getpid(), ended)
         if entry != self._entry:
             self._entry = entry
             write_job_file(self._directory, entry)

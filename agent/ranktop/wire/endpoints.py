@@ -60,6 +60,8 @@ class JobEntry:
     """Wall clock, seconds since the epoch; only to show."""
     schema: int
     hub_pid: int
+    ended: bool = False
+    """Its last rank is gone; the hub stays for a while to tell of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,15 @@ class Found:
     """What a search for jobs gave."""
 
     jobs: list[JobEntry] = field(default_factory=list)
-    """Live ones, newest first."""
+    """Those that run before those that have ended, newest first."""
     problems: list[str] = field(default_factory=list)
     """One line each for what had to be left out."""
+
+    def obvious(self) -> JobEntry | None:
+        """Return the only job, or the only one that runs; None when there is nothing or a choice."""
+        running = [entry for entry in self.jobs if not entry.ended]
+        best = running or self.jobs
+        return best[0] if len(best) == 1 else None
 
 
 class JobFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,13 +91,14 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     hub_pid: int = 0
     launcher: str = ""
     run_id: str = ""
+    ended: bool = False
 
     @staticmethod
-    def of(job: Job, started: float, hub_pid: int = 0) -> JobFile:
+    def of(job: Job, started: float, hub_pid: int = 0, ended: bool = False) -> JobFile:
         """Describe a job in this version's schema."""
         return JobFile(
             id=job.id, name=job.name, world_size=job.world_size, started=started, schema=SCHEMA_VERSION,
-            hub_pid=hub_pid, launcher=job.launcher, run_id=job.run_id,
+            hub_pid=hub_pid, launcher=job.launcher, run_id=job.run_id, ended=ended,
         )  # fmt: skip
 
     def job(self) -> Job:
@@ -288,7 +297,7 @@ def find_jobs() -> Found:
         for path in paths:
             if _JOB_ID.fullmatch(path.name):
                 _look_at(path, found)
-    found.jobs.sort(key=lambda entry: entry.started, reverse=True)
+    found.jobs.sort(key=lambda entry: (entry.ended, -entry.started))
     return found
 
 
@@ -311,7 +320,7 @@ def _look_at(path: Path, found: Found) -> None:
     found.jobs.append(
         JobEntry(
             id=path.name, name=clean(entry.name), directory=path, world_size=entry.world_size,
-            started=entry.started, schema=entry.schema, hub_pid=entry.hub_pid,
+            started=entry.started, schema=entry.schema, hub_pid=entry.hub_pid, ended=entry.ended,
         )
     )  # fmt: skip
 

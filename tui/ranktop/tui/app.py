@@ -155,8 +155,8 @@ class RanktopApp(App[int]):
     def _take_found(self, found: Found) -> None:
         if self.source is not None:
             return
-        if len(found.jobs) == 1:
-            self.take(found.jobs[0])
+        if (job := found.obvious()) is not None:
+            self.take(job)
         for screen in self.screen_stack:
             if isinstance(screen, StartScreen):
                 screen.show(found)

@@ -77,7 +77,7 @@ def dashboard(
 
     if entry is None:
         search.join(QUICK)
-        entry = found[0].jobs[0] if found and len(found[0].jobs) == 1 else None
+        entry = found[0].obvious() if found else None
     source = HubSource(entry.directory) if entry is not None else None
     raise typer.Exit(
         run(
@@ -121,8 +121,9 @@ def choose(wanted: str) -> JobEntry:
 
     found = find_jobs()
     jobs = matching(found.jobs, wanted)
-    if len(jobs) == 1:
-        return jobs[0]
+    running = [entry for entry in jobs if not entry.ended]
+    if len(best := running or jobs) == 1:
+        return best[0]
     if not jobs:
         fail(f"no job {wanted!r} on this machine; `ranktop status` lists those there are", NONE)
     names = ", ".join(f"{entry.id} ({entry.name})" for entry in jobs)

@@ -40,6 +40,7 @@ KEYS: Final = (
     Key("freeze", "space", "Space", "freeze", "freeze the picture; again to go on", "look"),
     Key("theme", "t", "t", "theme", "next theme: dark, light, the terminal's own colours", "program"),
     Key("help", "question_mark", "?", "help", "this help", "program"),
+    Key("suspend", "ctrl+z", "Ctrl+Z", "suspend_process", "back to the shell; fg returns", "program"),
     Key("quit", "q", "q", "quit", "quit", "program"),
     Key("quit-now", "ctrl+c", "Ctrl+C", "quit", "quit, also while typing", "program", priority=True),
 )  # fmt: skip

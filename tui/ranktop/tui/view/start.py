@@ -64,7 +64,8 @@ def choose_lines(found: Found, chosen: str, glyphs: Glyphs, width: int, height: 
         mine = job.id == chosen
         style = "bold selected" if mine else "text"
         since = duration(max(0.0, time.time() - job.started)) + " ago"
-        text = f"{fit(plain(job.name), 24)}  {job.world_size:>5}  {since:<10} {plain(job.id)}"
+        ended = "  ended" if job.ended else ""
+        text = f"{fit(plain(job.name), 24)}  {job.world_size:>5}  {since:<10} {plain(job.id)}{ended}"
         mark = glyphs.select if mine else " "
         body.append(pad([(f"  {mark} ", "cursor"), (fit(text, max(0, width - 4)), style)], width))
     body.append(())
