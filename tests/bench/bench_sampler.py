@@ -140,10 +140,8 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{'':>22}{'CPU ms per sample':>26}{'with pumps':>12}{'NVML':>10}{'hooks,':>14}{'step':>10}")
     print(
-        print(
-            f"{'device':<14}{'tensors':>8}{'told by the agent':>26}{'by /proc':>12}{'thread':>10}"
-            f"{'us per step':>14}{'ms':>10}"
-        )
+        f"{'device':<14}{'tensors':>8}{'told by the agent':>26}{'by /proc':>12}{'thread':>10}"
+        f"{'us per step':>14}{'ms':>10}"
     )
     for tensors in options.tensors:
         for kind in ("host", "nvml"):
