@@ -35,8 +35,11 @@ if TYPE_CHECKING:
     from ranktop.agent.facts import Facts
     from ranktop.agent.watch import Watch
 
-PUMP_SECONDS: Final = 0.2
-"""Seconds between two looks for the hub's answers within an interval."""
+ANSWER_SECONDS: Final = 0.1
+"""Seconds after a sample when the hub's answer has come; looking for it more often wakes the thread for nothing."""
+
+PATIENCE_SECONDS: Final = 2.0
+"""Longest time between two looks, however long the interval: a hub that is gone must be replaced."""
 
 STEPS_PER_SAMPLE: Final = 16
 
@@ -125,10 +128,11 @@ class Sampler(threading.Thread):
             self._tell(publisher.problem)
             self._cpu = time.thread_time() - before
             due = max(due + self._interval, time.monotonic() + 0.2 * self._interval)
-            while not self._stopping.wait(min(PUMP_SECONDS, max(0.0, due - time.monotonic()))):
-                self._guarded(publisher.pump)
-                if time.monotonic() >= due:
-                    break
+            pause = ANSWER_SECONDS
+            while (left := due - time.monotonic()) > 0 and not self._stopping.wait(min(pause, left)):
+                if pause < left:
+                    self._guarded(publisher.pump)
+                pause = PATIENCE_SECONDS
         self._guarded(lambda: self._last_words(publisher))
         publisher.close()
         if self._device is not None:
