@@ -39,43 +39,39 @@ class Skim:
 
     def begin(self, module: nn.Module) -> bool:
         """A root is about to run."""
-        return self._mine(module) and self.recorder.skim_forward()  # type: ignore[union-attr]
+        recorder = self.recorder
+        if recorder is None or not recorder.skimming or not self._mine(module):
+            return False
+        return recorder.skim_forward()
 
     def end(self, module: nn.Module) -> bool:
         """A root has returned."""
-        if not self._mine(module):
+        recorder = self.recorder
+        if recorder is None or not recorder.skimming or not self._mine(module):
             return False
-        self.recorder.phase = "backward"  # type: ignore[union-attr]
+        recorder.phase = "backward"
         return True
 
     def optimizer_begin(self, optimizer: Any) -> bool:
         """An optimizer is about to step."""
-        if not self._known(optimizer):
+        recorder = self.recorder
+        if recorder is None or not recorder.skimming or not self._known(optimizer):
             return False
-        self.recorder.phase = "optimizer"  # type: ignore[union-attr]
+        recorder.phase = "optimizer"
         return True
 
     def optimizer_end(self, optimizer: Any) -> bool:
         """An optimizer has stepped."""
-        if not self._known(optimizer):
+        recorder = self.recorder
+        if recorder is None or not recorder.skimming or not self._known(optimizer):
             return False
-        self.recorder.skim_optimizer_end()  # type: ignore[union-attr]
+        recorder.skim_optimizer_end()
         return True
 
     def _mine(self, module: nn.Module) -> bool:
-        recorder, root = self.recorder, self.root
-        return (
-            recorder is not None
-            and recorder.skimming
-            and root is not None
-            and root() is module
-            and get_ident() == self.thread
-            and _grad()
-        )
+        root = self.root
+        return root is not None and root() is module and get_ident() == self.thread and _grad()
 
     def _known(self, optimizer: Any) -> bool:
-        recorder = self.recorder
-        if recorder is None or not recorder.skimming or get_ident() != self.thread:
-            return False
         known = self.optimizers.get(id(optimizer))
-        return known is not None and known() is optimizer
+        return known is not None and known() is optimizer and get_ident() == self.thread

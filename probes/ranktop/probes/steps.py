@@ -16,8 +16,9 @@ from ranktop.probes.reading import MomentReading, StepTable, StepTimes
 READING_SHARE: Final = 0.003
 """Largest part of the step time that readings of the memory may take on average."""
 
-READING_SPACING: Final = 0.2
-"""Seconds between two steps whose memory is read, at least; a sample shows only the last one."""
+READING_SPACING: Final = 0.45
+"""Seconds between two steps that are followed, at least: a sample shows only the last one's memory, and following one
+costs about a millisecond of a busy loop, its readings included."""
 
 ALWAYS_READ: Final = 3
 """Steps at the start that are always read: the optimizer's state appears in the first."""
