@@ -189,7 +189,7 @@ def other_allocators() -> list[Check]:
 
 def phase_events() -> list[Check]:
     """Compare the time between two events with the wall clock around the same synchronised work."""
-    clock = CudaClock()
+    clock = CudaClock(torch.device(DEVICE))
     block = torch.randn(4096, 4096, device=DEVICE)
     block @ block
     torch.cuda.synchronize()
