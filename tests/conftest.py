@@ -1,0 +1,23 @@
+"""What every test can rely on: short paths, and an environment that is not the terminal's it runs in."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Replace pytest's own: its paths grow with every run until a socket's no longer fits into 100 bytes."""
+    with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dashboard's look must not depend on the terminal that the tests run in."""
+    for name in ("NO_COLOR", "TEXTUAL_THEME", "TEXTUAL_FILTERS", "COLORFGBG"):
+        monkeypatch.delenv(name, raising=False)
