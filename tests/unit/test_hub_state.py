@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from ranktop.agent.hub_history import PointRing, point_of
+from ranktop.agent.hub_history import PointRing
 from ranktop.agent.hub_presence import GRACE, SILENCE, Presence
 from ranktop.agent.hub_state import HubState, Stream
 from ranktop.agent.hub_viewers import FORGET_AFTER, MAX_VIEWERS, MAX_WAIT, Viewers
@@ -23,6 +23,7 @@ from ranktop.wire.codec import (
     encode_body,
     encode_header,
 )
+from ranktop.wire.points import point_of
 from ranktop.wire.schema import (
     Ask,
     Batch,

@@ -7,8 +7,7 @@ from array import array
 from math import ceil
 from typing import Final
 
-from ranktop.budget.terms import Memory
-from ranktop.wire.schema import Point, Sample
+from ranktop.wire.schema import Point
 
 HISTORY_SECONDS: Final = 1800.0
 
@@ -96,41 +95,3 @@ def _known(value: float) -> float | None:
 def _whole(value: float) -> int | None:
     # A sum of absurd values still has to fit into an integer of the wire.
     return None if value != value else max(-_LARGEST, min(int(value), _LARGEST))
-
-
-def point_of(sample: Sample, t: float) -> Point:
-    """Reduce a sample to its point; states and activations are those of the peak moment of its last step."""
-    peak = _peak(sample)
-    now = sample.now
-    used = now.used()
-    return Point(
-        t=t,
-        step=sample.step,
-        step_s=sample.steps[-1].seconds if sample.steps else None,
-        used=sample.device.used if used is None else used,
-        states=_sum(peak.parameters, peak.gradients, peak.optimizer),
-        activations=peak.activations,
-        reserved=_sum(
-            now.parameters, now.gradients, now.optimizer, now.activations, now.buffers, now.cache
-        ),
-        utilization=sample.device.utilization,
-        power=sample.device.power,
-        temperature=sample.device.temperature,
-    )  # fmt: skip
-
-
-def _peak(sample: Sample) -> Memory:
-    if sample.table is None or not sample.table.moments:
-        return sample.now
-    return max(sample.table.moments.values(), key=_allocated)
-
-
-def _allocated(memory: Memory) -> int:
-    return _sum(
-        memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.buffers
-    ) or 0  # fmt: skip
-
-
-def _sum(*parts: int | None) -> int | None:
-    known = [part for part in parts if part is not None]
-    return sum(known) if known else None

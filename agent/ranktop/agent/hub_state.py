@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from ranktop.agent.hub_history import PointRing, point_of
+from ranktop.agent.hub_history import PointRing
 from ranktop.wire.codec import BadMessage, decode_body, decode_header, encode_body, encode_header
+from ranktop.wire.points import point_of
 from ranktop.wire.schema import Body, Card, End, Header, History, Item, Job, Mark, Sample
 
 MAX_RANKS: Final = 65536

@@ -10,7 +10,8 @@ from typing import Final
 from ranktop.budget.terms import Budget, Memory
 from ranktop.probes.reading import StepTimes
 from ranktop.tui.session.expected import difference, expected, peak_moment
-from ranktop.tui.session.rings import Ring, point_of
+from ranktop.tui.session.rings import Ring
+from ranktop.wire.points import point_of
 from ranktop.wire.schema import Card, End, Header, Mark, Point, Sample
 
 SILENT_INTERVALS: Final = 3

@@ -6,8 +6,7 @@ import math
 from array import array
 from typing import Final
 
-from ranktop.tui.session.expected import peak_moment
-from ranktop.wire.schema import Point, Sample
+from ranktop.wire.schema import Point
 
 CAPACITY: Final = 1800
 """Points kept per rank: 30 minutes at one a second."""
@@ -62,24 +61,3 @@ class Ring:
         other._start = self._start
         other._columns = {name: column[:] for name, column in self._columns.items()}
         return other
-
-
-def point_of(sample: Sample, t: float) -> Point:
-    """Condense a sample that was received at ``t`` seconds to a point of history."""
-    table = sample.table
-    peak = peak_moment(table)
-    memory = sample.now if table is None or peak is None else table.moments[peak]
-    states = [value for value in (memory.parameters, memory.gradients, memory.optimizer) if value is not None]
-    own = (*states, memory.activations, memory.buffers, memory.cache)
-    return Point(
-        t=t,
-        step=sample.step,
-        step_s=sample.steps[-1].seconds if sample.steps else None,
-        used=sample.device.used if sample.device.used is not None else sample.now.used(),
-        states=sum(states) if states else None,
-        activations=memory.activations,
-        reserved=sum(value for value in own if value is not None) if states else None,
-        utilization=sample.device.utilization,
-        power=sample.device.power,
-        temperature=sample.device.temperature,
-    )

@@ -1,0 +1,44 @@
+"""A sample in compact form: the one rule by which hub and viewer make the points of a rank's history."""
+
+from __future__ import annotations
+
+from ranktop.budget.terms import Memory
+from ranktop.wire.schema import Point, Sample
+
+
+def point_of(sample: Sample, t: float) -> Point:
+    """Reduce a sample to its point; states and activations are those of the peak moment of its last step."""
+    peak = _peak(sample)
+    now = sample.now
+    used = now.used()
+    return Point(
+        t=t,
+        step=sample.step,
+        step_s=sample.steps[-1].seconds if sample.steps else None,
+        used=sample.device.used if used is None else used,
+        states=_sum(peak.parameters, peak.gradients, peak.optimizer),
+        activations=peak.activations,
+        reserved=_sum(
+            now.parameters, now.gradients, now.optimizer, now.activations, now.buffers, now.cache
+        ),
+        utilization=sample.device.utilization,
+        power=sample.device.power,
+        temperature=sample.device.temperature,
+    )  # fmt: skip
+
+
+def _peak(sample: Sample) -> Memory:
+    if sample.table is None or not sample.table.moments:
+        return sample.now
+    return max(sample.table.moments.values(), key=_allocated)
+
+
+def _allocated(memory: Memory) -> int:
+    return _sum(
+        memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.buffers
+    ) or 0  # fmt: skip
+
+
+def _sum(*parts: int | None) -> int | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if known else None
