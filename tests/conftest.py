@@ -5,8 +5,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from jobs import Viewer
 
 
 @pytest.fixture
@@ -21,3 +25,19 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The dashboard's look must not depend on the terminal that the tests run in."""
     for name in ("NO_COLOR", "TEXTUAL_THEME", "TEXTUAL_FILTERS", "COLORFGBG"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have jobs and viewers meet in the test's temporary folder."""
+    monkeypatch.setenv("RANKTOP_RUN_DIR", str(tmp_path / "run"))
+
+
+@pytest.fixture
+def viewer() -> Iterator[Viewer]:
+    """Follow the job that the test starts."""
+    from jobs import Viewer
+
+    found = Viewer()
+    yield found
+    found.close()

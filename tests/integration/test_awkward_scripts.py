@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from jobs import AGENT, TORCHRUN, Viewer, environment, job, output, steps_done, 
 
 from ranktop.wire.endpoints import find_jobs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("run_directory")]
 
 MODEL = """
 import os, sys, time, torch
@@ -79,18 +78,6 @@ for _ in range(4000):
     model(data()).square().mean().backward(); o.step(); o.zero_grad()
 """,
 }
-
-
-@pytest.fixture(autouse=True)
-def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANKTOP_RUN_DIR", str(tmp_path / "run"))
-
-
-@pytest.fixture
-def viewer() -> Iterator[Viewer]:
-    found = Viewer()
-    yield found
-    found.close()
 
 
 def watch(loop: str, tmp_path: Path, viewer: Viewer, steps: int = 12) -> dict[str, Any]:

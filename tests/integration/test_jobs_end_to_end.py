@@ -6,7 +6,6 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from jobs import AGENT, TORCHRUN, Viewer, job, output, steps_done, wait_until
 
 from ranktop.wire.endpoints import find_jobs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("run_directory")]
 
 STATES = ("parameters", "gradients", "optimizer")
 SMALL = ["--minutes", "3", "--layers", "2", "--hidden", "64", "--batch", "2"]
@@ -36,18 +35,6 @@ for _ in range(4000):
     loss = engine(torch.randint(256, (2, 128))).float().logsumexp(-1).mean()
     engine.backward(loss); engine.step()
 """
-
-
-@pytest.fixture(autouse=True)
-def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANKTOP_RUN_DIR", str(tmp_path / "run"))
-
-
-@pytest.fixture
-def viewer() -> Iterator[Viewer]:
-    found = Viewer()
-    yield found
-    found.close()
 
 
 def demo(*arguments: str, ranks: int = 2) -> list[str]:

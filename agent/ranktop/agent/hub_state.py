@@ -31,7 +31,6 @@ class Rank:
     restart: int
     history: PointRing
     seq: int = -1
-    last_t: float = 0.0
     card: Item | None = None
     sample: Item | None = None
     end: Item | None = None
@@ -121,7 +120,6 @@ class HubState:
             raise BadMessage("a card of another job")
         rank = self._life(header)
         if rank is not None:
-            rank.last_t = t
             rank.seq = max(rank.seq, header.seq)
             self._keep(rank, message, t, head, body)
         return header
