@@ -39,6 +39,8 @@ class Ddp:
     bucket_bytes: tuple[int, ...] = ()
     """Sizes of the reducer's buckets, when it tells them."""
     static_graph: bool = False
+    bucket_cap_mb: float = 25.0
+    """MiB of gradients after which a bucket is closed; the first bucket is of 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,10 @@ class Fsdp:
     cpu_offload: bool = False
     reshard_after_forward: int | None = None
     """Size of the smaller group that parameters are re-sharded to after forward, when there is one."""
+    prefetch: bool = True
+    """Backward gathers the next unit before the current one has ended (BACKWARD_PRE; FSDP2's default)."""
+    limit_all_gathers: bool = True
+    """FSDP1: at most two units are gathered at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +87,25 @@ class Zero:
     """Class of DeepSpeed's own optimizer around the base one (``BF16_Optimizer``); empty for the default."""
     not_budgeted: tuple[str, ...] = ()
     """Options in use that move bytes by a rule the budget does not have."""
+    prefetch_bucket_size: int = 50_000_000
+    """Stage 3: elements gathered ahead."""
+    max_live_parameters: int = 1_000_000_000
+    """Stage 3: gathered elements beyond which nothing is prefetched."""
+    max_reuse_distance: int = 1_000_000_000
+    """Stage 3: a parameter that is used again within so many elements is not released."""
+    pin_memory: bool = True
+    """Host memory of offloaded states is page-locked."""
+    gather_weights_on_save: bool = False
+    """Stage 3: the 16-bit weights are gathered whole when the model is saved."""
+    nvme_buffer_count: int = 5
+    """Parameter offload to NVMe: buffers of ``nvme_buffer_size`` elements in host memory."""
+    nvme_buffer_size: int = 100_000_000
+    max_in_cpu: int = 1_000_000_000
+    """Parameter elements kept in host memory although they are offloaded to NVMe."""
+    optimizer_buffer_count: int = 4
+    """Optimizer offload to NVMe: buffers of the largest sub-group in host memory."""
+    communication_dtype: str | None = None
+    """Dtype in which gradients are reduced; None = the gradients' own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +167,31 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """How micro-batches run through the stages of a pipeline."""
+
+    schedule: str = "1f1b"
+    """``gpipe``, ``1f1b``, ``interleaved``, ``looped-bfs``, ``interleaved-zero-bubble``, ``zbv`` or ``dualpipe-v``."""
+    micro_batches: int = 1
+    """Micro-batches per optimizer step."""
+    virtual: int = 1
+    """Chunks of layers per rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Low-rank adapters on a frozen base."""
+
+    rank: int = 8
+    targets: tuple[str, ...] = ()
+    """Roles of the linear layers that get an adapter (``Tensor.role``); empty for all of them."""
+    dtype: str = "float32"
+    """Dtype of the adapters; PEFT keeps them in fp32 on a 16-bit base."""
+    quantized: str | None = None
+    """How the frozen linear weights are stored: ``nf4``, ``nf4-double``, ``int8``, or None for as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Everything the budget needs beside the inventory."""
 
@@ -170,3 +220,19 @@ class Plan:
     """The device is the machine's RAM: what optimizers keep on the CPU counts."""
     unsharded_gradients_at: tuple[str, ...] = ()
     """Moments at which whole gradients wait for their reduction (``no_sync``, ``set_requires_gradient_sync``)."""
+    attention: str = "sdpa"
+    """``eager``, ``sdpa`` or ``flash``; what of attention is saved for backward."""
+    loss: str = "upcast"
+    """``upcast`` (cross entropy on logits in fp32), ``plain`` (in the logits' own dtype), ``hf`` (upcast, and the
+    output object keeps the logits), ``megatron`` (vocabulary-parallel, in place), ``megatron-fused``, ``chunked``
+    (never all logits at once), ``none``."""
+    checkpoint_every: int = 1
+    """With full checkpointing: blocks in one checkpointed segment."""
+    sequence_parallel: str = ""
+    """``megatron`` (sharded inputs are saved and gathered again) or ``dtensor`` (gathered inputs are saved);
+    empty for tensor parallel alone."""
+    pipeline: Pipeline | None = None
+    lora: Lora | None = None
+    stack: str = "torch"
+    """Whose layers run: ``torch`` (eager modules of the family), ``megatron`` (Megatron Core with
+    TransformerEngine)."""

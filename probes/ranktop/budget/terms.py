@@ -14,6 +14,19 @@ CATEGORIES: Final = (*STATES, "activations", "buffers", "cache", "runtime", "oth
 MOMENTS: Final = ("step_start", "forward_end", "backward_start", "backward_end", "step_end")
 """Points of a step at which the host reads the allocator's counters, in their order."""
 
+STRETCHES: Final = ("load", "forward", "backward", "optimizer_step", "checkpoint_save")
+"""Where memory peaks between the moments: while the model is built, inside forward, inside backward, inside the
+optimizer's step with its temporaries, while a checkpoint is written."""
+
+ALL_MOMENTS: Final = (
+    "load", "step_start", "forward", "forward_end", "backward_start", "backward", "backward_end", "optimizer_step",
+    "step_end", "checkpoint_save",
+)  # fmt: skip
+"""Moments and stretches in the order of time; a full budget speaks for each."""
+
+BUDGETED: Final = (*STATES, "activations", "buffers", "runtime")
+"""Categories that a plan can know before the job runs; their sum is a rank's expected total."""
+
 NOT_BUDGETED: Final = "not budgeted yet"
 """Reason given for a category that the budget does not cover."""
 
@@ -60,6 +73,17 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """One named piece of an amount, for the screen that explains it."""
+
+    name: str
+    """In words, e.g. ``logits in fp32`` or ``all-gather buffer of the next unit``."""
+    bytes: int
+    seen: bool = True
+    """False when the measured side cannot tell it from temporaries: live, it counts as activations."""
+
+
+@dataclass(frozen=True, slots=True)
 class Amount:
     """One expected number with the rule that gave it."""
 
@@ -69,6 +93,10 @@ class Amount:
     """The rule by name and source, e.g. ``FSDP2: dim-0 chunks, padded``; or the reason for None."""
     slack: int = 0
     """How many bytes a right measurement may differ by (padding whose place is not known); 0 = exact."""
+    within: float | None = 0.0
+    """Relative error of the rule as the tests measured it (0.05 = within 5 %); 0 = exact, None = a guess."""
+    parts: tuple[Part, ...] = ()
+    """What the bytes are made of, where that is worth telling; they add up to ``bytes``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +105,29 @@ class Budget:
 
     moments: dict[str, dict[str, Amount]] = field(default_factory=dict)
     """moment -> category -> amount, for every moment of MOMENTS and every category that is budgeted."""
+    host: Amount = field(default_factory=lambda: Amount(0, "nothing is offloaded"))
+    """What this rank keeps in the host's memory because of offloading."""
+    nvme: Amount = field(default_factory=lambda: Amount(0, "nothing is offloaded"))
+    """What this rank keeps on disk because of offloading."""
 
     def at(self, moment: str) -> dict[str, Amount]:
         """Return the amounts of one moment (empty when the moment is unknown)."""
         return self.moments.get(moment, {})
+
+    def total(self, moment: str) -> int | None:
+        """Return the bytes of all budgeted categories at a moment, None when one of them is not known."""
+        known = [amount.bytes for category, amount in self.at(moment).items() if category in BUDGETED]
+        return None if not known or None in known else sum(size or 0 for size in known)
+
+    def peak(self) -> str | None:
+        """Return the moment of a step at which the total is largest, the earliest of equals; None if unknown.
+
+        Loading and saving are not part of a step; they are asked for by name.
+        """
+        best: str | None = None
+        most = -1
+        for moment in ALL_MOMENTS:
+            size = None if moment in ("load", "checkpoint_save") else self.total(moment)
+            if size is not None and size > most:
+                best, most = moment, size
+        return best
