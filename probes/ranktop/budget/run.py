@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from ranktop.budget.activations.saved import Activations
 from ranktop.budget.collective import Collective
+from ranktop.budget.inventory import Inventory
 from ranktop.budget.model import Model
 from ranktop.budget.plan import Ddp, Fsdp, Lora, OptimizerPlan, Plan, Zero
 from ranktop.budget.terms import Amount, Budget
@@ -59,6 +62,14 @@ class Run:
     """Bytes per second that one GPU can send to others; None = no times."""
     host: bool = False
     """The devices are the machine's RAM."""
+    activations: Callable[[Model, Plan], Activations] | None = None
+    """Speaks for activations instead of the closed forms: a trace, or a running job's measurement."""
+    inventory: Inventory | None = None
+    """The parameters of a running job, for a model whose architecture is not known."""
+    runtime: Amount | None = None
+    """Measured context, libraries and workspaces; None = the rule's."""
+    schedule: str = "1f1b"
+    """Pipeline schedule of the strategies that do not name one, as ``Pipeline.schedule``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,179 @@
+"""A run under a strategy, answered: every kind of rank with its budget, what is sent, what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ranktop.budget.activations.saved import Activations
+from ranktop.budget.collective import Collective
+from ranktop.budget.inventory import Inventory
+from ranktop.budget.model import NoRule
+from ranktop.budget.plan import Layout, Plan
+from ranktop.budget.run import STRATEGIES, Projection, RankBudget, Run
+from ranktop.budget.strategies import plan_of
+from ranktop.budget.terms import ALL_MOMENTS, Amount, Budget
+
+ENOUGH = 1 << 20
+"""A micro-batch that nobody asks for: beyond it the search for the largest one stops."""
+
+
+def compare(run: Run, strategies: tuple[str, ...] = STRATEGIES) -> tuple[Projection, ...]:
+    """Return one projection per strategy, in their order. Raises BadInput."""
+    return tuple(project(run, strategy) for strategy in strategies)
+
+
+def project(run: Run, strategy: str) -> Projection:
+    """Return what a run needs under one strategy. Raises BadInput; what only this strategy cannot is ``refused``."""
+    try:
+        plan = plan_of(run, strategy)
+        ranks = tuple(_budgets(run, plan))
+    except NoRule as reason:
+        return Projection(strategy=strategy, refused=str(reason))
+    worst = max(range(len(ranks)), key=lambda i: _size(ranks[i]))
+    total = ranks[worst].total
+    headroom = None if total is None or run.device_memory is None else run.device_memory - total
+    return Projection(
+        strategy=strategy,
+        ranks=ranks,
+        worst=worst,
+        collectives=_collectives(run, plan),
+        fits=None if headroom is None else headroom >= 0,
+        headroom=headroom,
+        max_micro_batch=_largest(run, plan, ranks),
+        assumptions=plan.notes,
+    )
+
+
+def _size(rank: RankBudget) -> int:
+    """Return the total at the peak, or the sum of what is known before the optimizer's step."""
+    if rank.total is not None:
+        return rank.total
+    return sum(amount.bytes or 0 for amount in rank.budget.at("backward_end").values())
+
+
+def places(layout: Layout, strategy: str) -> Iterator[tuple[Layout, tuple[int, ...]]]:
+    """Yield one place for each kind of rank, with the global ranks that are like it.
+
+    Ranks count tensor parallel fastest, then context, data, pipeline. Among equal shards only the last one may hold
+    less (its remainder); it is told apart, the others go with the first, which holds the most.
+    """
+    inner = layout.tensor * layout.context
+    data = layout.data
+    for stage in range(layout.pipeline):
+        for first, members in _data_ranks(layout, strategy):
+            place = replace(
+                layout, pipeline_rank=stage, shard_rank=first % layout.shard, replicate_rank=first // layout.shard
+            )
+            yield place, tuple((stage * data + d) * inner + i for d in members for i in range(inner))
+
+
+def _data_ranks(layout: Layout, strategy: str) -> list[tuple[int, range]]:
+    data = layout.data
+    if data == 1:
+        return [(0, range(1))]
+    if strategy in ("dp", "ps"):
+        return [(0, range(1)), (1, range(1, data))]
+    if layout.replicate == 1 and layout.shard > 1:
+        return [(0, range(data - 1)), (data - 1, range(data - 1, data))]
+    return [(0, range(data))]
+
+
+def _budgets(run: Run, plan: Plan) -> Iterator[RankBudget]:
+    for place, ranks in places(plan.layout, plan.strategy):
+        own = replace(plan, layout=place)
+        yield RankBudget(ranks=ranks, stage=place.pipeline_rank, plan=own, budget=_budget(run, own))
+
+
+def _budget(run: Run, plan: Plan) -> Budget:
+    from ranktop.budget.expected import expected
+    from ranktop.budget.runtime import runtime
+
+    activations, reason = _activations(run, plan)
+    found = expected(inventory(run, plan), plan, activations, runtime=run.runtime or runtime(plan))
+    return found if activations is not None else _with_reason(found, reason)
+
+
+def inventory(run: Run, plan: Plan) -> Inventory:
+    """Return the parameters of the rank that the plan names. Raises NoRule when a live job's cannot be split so."""
+    if run.inventory is None or run.model.family:
+        from ranktop.budget.models.place import inventory as placed
+
+        return placed(run.model, plan)
+    if plan.layout.tensor * plan.layout.pipeline * plan.layout.expert > 1:
+        raise NoRule("the model's architecture is not known, so it cannot be split by layers or heads")
+    return _regrouped(run.inventory, plan)
+
+
+def _regrouped(found: Inventory, plan: Plan) -> Inventory:
+    """A live job's parameters for another strategy: same tensors, another wrapper around them."""
+    masters = plan.precision.master is not None and plan.zero is None
+    dtype = plan.precision.parameters
+    kinds = tuple(
+        replace(
+            kind,
+            dtype=dtype,
+            unit=max(0, kind.unit) if plan.fsdp is not None else 0,
+            group=-1 if masters or not kind.trainable else 0,
+            shards=None,
+            shard_rank=None,
+        )
+        for kind in found.kinds
+    )
+    return replace(found, kinds=kinds)
+
+
+def _activations(run: Run, plan: Plan) -> tuple[Activations | None, str]:
+    if plan.batch.micro_batch is None:
+        return None, "the micro-batch is not known"
+    try:
+        if run.activations is not None:
+            return run.activations(run.model, plan), ""
+        from ranktop.budget.activations.closed import activations
+
+        return activations(run.model, plan), ""
+    except NoRule as reason:
+        return None, str(reason)
+
+
+def _with_reason(budget: Budget, reason: str) -> Budget:
+    """Say why the activations are not known wherever they are not."""
+    moments = {
+        moment: {
+            name: Amount(None, reason) if name == "activations" and amount.bytes is None else amount
+            for name, amount in table.items()
+        }
+        for moment, table in budget.moments.items()
+    }
+    return replace(budget, moments=moments)
+
+
+def _collectives(run: Run, plan: Plan) -> tuple[Collective, ...]:
+    from ranktop.budget.communication import collectives
+
+    return collectives(inventory(run, plan), plan, run.model if run.model.family else None)
+
+
+def _largest(run: Run, plan: Plan, ranks: tuple[RankBudget, ...]) -> int | None:
+    """Return the largest micro-batch that fits every rank.
+
+    At every moment the bytes grow linearly in the micro-batch, so two points tell the line.
+    """
+    batch = plan.batch.micro_batch
+    if run.device_memory is None or batch is None or any(rank.total is None for rank in ranks):
+        return None
+    twice = replace(run, micro_batch=2 * batch)
+    larger = tuple(_budgets(twice, replace(plan, batch=replace(plan.batch, micro_batch=2 * batch))))
+    best = ENOUGH
+    for here, there in zip(ranks, larger, strict=True):
+        for moment in ALL_MOMENTS:
+            now, then = here.budget.total(moment), there.budget.total(moment)
+            if now is None or then is None or moment in ("load", "checkpoint_save"):
+                continue
+            slope = (then - now) / batch
+            fixed = now - slope * batch
+            if slope > 0:
+                best = min(best, int((run.device_memory - fixed) // slope))
+            elif now > run.device_memory:
+                best = 0
+    return max(0, best) if best < ENOUGH else None
