@@ -1,0 +1,178 @@
+"""The parameters of one rank: pipeline stage, tensor and expert parallel parts, dtypes, sharding units, groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ranktop.budget.inventory import Inventory, Kind
+from ranktop.budget.model import BadInput, Model, NoRule, Tensor
+from ranktop.budget.models.adapters import Stored, adapters, check, is_linear, quantized
+from ranktop.budget.models.section import Section
+from ranktop.budget.models.stages import check_divides, check_layout, on_stage
+from ranktop.budget.models.tensors import sections
+from ranktop.budget.plan import Layout, Plan
+
+
+def inventory(model: Model, plan: Plan) -> Inventory:
+    """Return what the rank that ``plan.layout`` names holds, before data-parallel sharding.
+
+    Every block is a sharding unit of its own under FSDP, with the rest in the root's (0). Parameters that a master copy
+    is updated for (outside of ZeRO) and frozen ones have no optimizer group. A bare count is one flat tensor, divided
+    evenly. Raises BadInput for a layout that the model cannot have.
+    """
+    layout = plan.layout
+    check_layout(layout)
+    if not model.family:
+        return _flat(model, plan)
+    check_divides("tp", layout.tensor, model.heads, "heads")
+    check_divides("tp", layout.tensor, model.kv_heads, "kv heads")
+    if layout.expert > 1:
+        if not model.experts:
+            raise BadInput(f"ep {layout.expert} needs a model with experts")
+        check_divides("ep", layout.expert, model.experts, "experts")
+    whole = sections(model)
+    if plan.lora is not None:
+        check(plan.lora, frozenset(tensor.role for section in whole for tensor in section.tensors))
+    builder = _Builder(model, plan)
+    for chunk in on_stage(whole, model.tied, plan):
+        builder.add_chunk(chunk)
+    return Inventory(tuple(builder.kinds), tuple(builder.order), builder.buffer_bytes)
+
+
+class _Builder:
+    """Lays sections one behind the other; a block is built once and repeated."""
+
+    def __init__(self, model: Model, plan: Plan) -> None:
+        self.model = model
+        self.plan = plan
+        self.by_unit = plan.strategy.startswith("fsdp")
+        self.kinds: list[Kind] = []
+        self.order: list[int] = []
+        self.buffer_bytes = 0
+        self._index: dict[Kind, int] = {}
+        self._units = 0
+
+    def add_chunk(self, chunk: list[Section]) -> None:
+        """Add one chunk of the model: its root's unit comes before those of its blocks."""
+        root = self._units
+        self._units += 1
+        for section in chunk:
+            template = [kind for tensor in section.tensors for kind in _kinds(tensor, self.model, self.plan)]
+            self.buffer_bytes += section.buffer_bytes * section.count
+            if section.first is None or not self.by_unit:
+                self._add(template, root if self.by_unit else 0, section.count)
+                continue
+            for _ in range(section.count):
+                self._add(template, self._units, 1)
+                self._units += 1
+
+    def _add(self, template: list[_Template], unit: int, times: int) -> None:
+        known: dict[_Template, int] = {}
+        for one in template:
+            if one not in known:
+                known[one] = self._place(one.kind(unit))
+        self.order += [known[one] for one in template] * times
+
+    def _place(self, kind: Kind) -> int:
+        # A kind of a block's own unit is new by construction; to look it up would cost most of the whole call.
+        place = len(self.kinds) if self.by_unit and kind.unit > 0 else self._index.setdefault(kind, len(self.kinds))
+        if place == len(self.kinds):
+            self.kinds.append(kind)
+        return place
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """A kind without its unit."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    group: int
+    tensor_parallel: str
+    split_size: int | None
+    shards: int | None
+    shard_rank: int | None
+
+    def kind(self, unit: int) -> Kind:
+        return Kind(
+            shape=self.shape,
+            dtype=self.dtype,
+            trainable=self.trainable,
+            unit=unit,
+            group=self.group,
+            tensor_parallel=self.tensor_parallel,
+            split_size=self.split_size,
+            shards=self.shards,
+            shard_rank=self.shard_rank,
+        )
+
+
+def _kinds(tensor: Tensor, model: Model, plan: Plan) -> Iterator[_Template]:
+    """Yield what the rank stores for a tensor of the model: the tensor itself, or its frozen form and adapters."""
+    shape, placement, split = _own(tensor, plan.layout)
+    dtype, lora = plan.precision.parameters, plan.lora
+    shards, shard_rank = _sharding(tensor, plan)
+    group = -1 if plan.precision.master and plan.zero is None else 0
+    if lora is None:
+        yield _Template(shape, dtype, True, group, placement, split, shards, shard_rank)
+        return
+    form = lora.quantized if is_linear(tensor) else None
+    for stored in quantized(shape, form) if form else (Stored(shape, dtype, False),):
+        whole = stored.shape == shape
+        yield _Template(
+            stored.shape, stored.dtype, False, -1, placement if whole else "", split if whole else None, shards,
+            shard_rank,
+        )  # fmt: skip
+    for adapter in adapters(tensor, lora, model.family == "gpt2"):
+        own, placed, uneven = _own(adapter, plan.layout)
+        yield _Template(own, lora.dtype, True, group, placed, uneven, shards, shard_rank)
+
+
+def _own(tensor: Tensor, layout: Layout) -> tuple[tuple[int, ...], str, int | None]:
+    """Return this rank's (shape, placement, size of the split dimension if uneven).
+
+    As DTensor does it: chunks of ceil(size / t) in order, the last ones short or empty.
+    """
+    shape, t = tensor.shape, layout.tensor
+    if tensor.expert and layout.expert > 1:
+        shape = (shape[0] // layout.expert, *shape[1:])
+    if t == 1:
+        return shape, "", None
+    dim = tensor.split
+    if dim is None:
+        return shape, "R", None
+    whole = shape[dim]
+    chunk = -(-whole // t)
+    own = min(max(whole - layout.tensor_rank * chunk, 0), chunk)
+    return (*shape[:dim], own, *shape[dim + 1 :]), f"S({dim})", whole if whole % t else None
+
+
+def _sharding(tensor: Tensor, plan: Plan) -> tuple[int | None, int | None]:
+    """Return (ranks that shard a tensor, this rank among them) where that is not the layout's sharding group.
+
+    Ranks that differ in their experts hold the same of everything else, which is therefore sharded over both axes;
+    where the layout's data axis already counts them, it is the experts that are sharded over fewer.
+    """
+    layout = plan.layout
+    e = layout.expert
+    if e == 1 or not plan.strategy.startswith("fsdp"):
+        return None, None
+    inside = layout.data * layout.tensor * layout.pipeline * layout.context == layout.world_size
+    if inside:
+        return (max(1, layout.shard // e), layout.shard_rank // e) if tensor.expert else (None, None)
+    return (None, None) if tensor.expert else (layout.shard * e, layout.shard_rank * e)
+
+
+def _flat(model: Model, plan: Plan) -> Inventory:
+    layout = plan.layout
+    if plan.lora is not None:
+        raise NoRule("adapters need the shapes of the linear layers, and only the number of parameters is known")
+    if layout.expert > 1:
+        raise NoRule("expert parallel needs to know the experts, and only the number of parameters is known")
+    if model.count is None or model.count < 1:
+        raise BadInput(f"the number of parameters must be at least 1, not {model.count}")
+    numel = -(-model.count // (layout.tensor * layout.pipeline))
+    group = -1 if plan.precision.master and plan.zero is None else 0
+    return Inventory.of([Kind((numel,), plan.precision.parameters, group=group)])

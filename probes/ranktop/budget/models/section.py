@@ -1,0 +1,89 @@
+"""A model's tensors in runs: what stands outside of the blocks, and blocks that are alike, described once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ranktop.budget.model import BadInput, Model, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Tensors that follow each other in ``model.parameters()``."""
+
+    tensors: tuple[Tensor, ...]
+    """Of one block, or of what stands outside; ``{}`` in a name is the block's number."""
+    first: int | None = None
+    """Index of the first block, counted over all blocks; None outside of the blocks."""
+    count: int = 1
+    """Blocks that are alike."""
+    numbered_from: int = 0
+    """Index of the block that its own stack calls 0 (a decoder behind an encoder)."""
+    buffer_bytes: int = 0
+    """Module buffers that one copy registers, bytes."""
+
+    def expand(self) -> Iterable[Tensor]:
+        """Yield every tensor with its block's index and number."""
+        if self.first is None:
+            yield from self.tensors
+            return
+        for layer in range(self.first, self.first + self.count):
+            number = str(layer - self.numbered_from)
+            for tensor in self.tensors:
+                name = tensor.name.replace("{}", number)
+                yield Tensor(name, tensor.shape, layer, tensor.role, tensor.split, tensor.expert, tensor.first)
+
+
+def linear(
+    name: str, out: int, into: int, role: str, split: int | None, *, bias: bool = False, stored: str = "out-in"
+) -> tuple[Tensor, ...]:
+    """Return weight ``[out, into]`` and bias of a linear layer that tensor parallel splits.
+
+    ``split`` counts as in ``[out, into]``: 0 splits what comes out (the bias with it), 1 what goes in (the bias is
+    whole). ``stored`` = ``in-out`` is GPT-2's transposed ``Conv1D``.
+    """
+    turned = stored == "in-out"
+    dim = split if split is None or not turned else 1 - split
+    shape = (into, out) if turned else (out, into)
+    weight = Tensor(f"{name}.weight", shape, role=role, split=dim)
+    if not bias:
+        return (weight,)
+    return weight, Tensor(f"{name}.bias", (out,), role="bias", split=0 if split == 0 else None)
+
+
+def norm(name: str, width: int, *, bias: bool = False) -> tuple[Tensor, ...]:
+    """Return the scale of a normalisation, and its shift for LayerNorm."""
+    weight = Tensor(f"{name}.weight", (width,), role="norm")
+    return (weight, Tensor(f"{name}.bias", (width,), role="norm")) if bias else (weight,)
+
+
+def embedding(name: str, rows: int, width: int, role: str = "embedding", *, split: int | None = 0) -> Tensor:
+    """Return a table of ``rows`` vectors, on the first stage; the vocabulary's is split by rows."""
+    return Tensor(name, (rows, width), role=role, split=split if role == "embedding" else None, first=True)
+
+
+def need(model: Model, *fields: str) -> None:
+    """Raise BadInput when a size that the family cannot do without is missing or below 1."""
+    for name in fields:
+        value = getattr(model, name)
+        if value < 1:
+            raise BadInput(f"{model.name or model.family}: {name} must be at least 1, not {value}")
+
+
+def flag(model: Model, name: str, default: bool = False) -> bool:
+    """Return a yes-or-no option."""
+    return bool(model.options.get(name, default))
+
+
+def size(model: Model, name: str, default: int = 0) -> int:
+    """Return a whole-number option; BadInput for anything else."""
+    value = model.options.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadInput(f"{model.name or model.family}: {name} must be a whole number, not {value!r}")
+    return value
+
+
+def word(model: Model, name: str, default: str = "") -> str:
+    """Return a word option."""
+    return str(model.options.get(name, default))
