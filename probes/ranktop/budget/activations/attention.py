@@ -1,0 +1,42 @@
+"""The core of attention on a tape: from queries, keys and values to their mix."""
+
+from __future__ import annotations
+
+from ranktop.budget.activations.operations import (
+    FULL,
+    copy,
+    dropout,
+    lowered,
+    matmul,
+    scale,
+    softmax,
+)
+from ranktop.budget.activations.shape import Shape
+from ranktop.budget.activations.tape import Node, Tape, Value
+
+
+def fused(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:
+    """``scaled_dot_product_attention`` as flash kernels run it: keeps q, k, v, its result and the logsumexp.
+
+    q and result of [b, s, a d], logsumexp of [b, a, s] in float32; nothing of s x s.
+    """
+    q, k, v = lowered(tape, q), lowered(tape, k), lowered(tape, v)
+    logsumexp = tape.new(shape.batch * shape.heads * shape.sequence, FULL, needs_grad=False)
+    out = tape.new(q.numel, q.width)
+    tape.record(Node((q, k, v), (out,), (q, k, v, out, logsumexp), product=True, extra=(logsumexp,)))
+    return out
+
+
+def eager(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:
+    """``softmax(q k^T / sqrt(d) + mask) v`` in single operations, mask rebuilt in every block.
+
+    Keeps copies of q, k, v for the batched products, the softmax of [b, a, s, s], a mask of [s, s] bytes, with
+    dropout its mask and its result, and the result made contiguous.
+    """
+    scores = shape.batch * shape.heads * shape.sequence**2
+    q, k, v = copy(tape, q), copy(tape, k), copy(tape, v)
+    weights = scale(tape, matmul(tape, q, k, scores))
+    mask = tape.new(shape.sequence**2, 1, needs_grad=False)
+    weights = tape.apply((weights,), scores, weights.width, (mask,))
+    weights = dropout(tape, softmax(tape, weights), shape.dropout)
+    return copy(tape, matmul(tape, weights, v, q.numel))
