@@ -199,7 +199,8 @@ def rounding() -> Iterator[None]:
     """MemTracker counts in the allocator's blocks inside."""
 
     def consumed(self: Any) -> int:
-        return math.ceil(self.size * self.element_size / BLOCK) * BLOCK
+        blocks = math.ceil(self.size * self.element_size / BLOCK)
+        return blocks * BLOCK
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mem_tracker._WeakRefInfo, "_calculate_mem_consumed", consumed)
