@@ -199,8 +199,8 @@ def rounding() -> Iterator[None]:
     """MemTracker counts in the allocator's blocks inside."""
 
     def consumed(self: Any) -> int:
-        blocks = math.ceil(self.size * self.element_size / BLOCK)
-        return blocks * BLOCK
+        size: int = self.size * self.element_size
+        return -(-size // BLOCK) * BLOCK
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mem_tracker._WeakRefInfo, "_calculate_mem_consumed", consumed)
