@@ -7,7 +7,8 @@ Options: ``qkv_bias``, ``o_bias``, ``mlp_bias`` (False); ``qk_norm`` = ``head`` 
 Gemma 3) or ``hidden`` (over all heads: OLMo 2); ``norms`` = ``pre``, ``both`` (also behind attention and MLP: Gemma 2
 and 3), ``post`` (only there: OLMo 2) or ``none`` (norms without weights: OLMo); ``fused`` (q, k, v in one layer, gate
 and up in one: Phi-3). Mixture of experts: ``expert_ffn`` (0 = ``ffn``), ``shared_ffn`` (0 = no shared expert),
-``dense_layers`` (indexes of layers without experts, by commas).
+``dense_layers`` (indexes of layers without experts, by commas). Buffers: ``rotary`` (1.0, the share of a head that is
+rotated), ``rotary_tables`` (1; Gemma 3 has one for local and one for global attention), ``embedding_scale`` (False).
 """
 
 from __future__ import annotations
@@ -15,33 +16,37 @@ from __future__ import annotations
 from itertools import groupby
 
 from ranktop.budget.model import BadInput, Model, Tensor
-from ranktop.budget.models.section import Section, embedding, flag, linear, need, norm, size, word
+from ranktop.budget.models.section import (
+    Section,
+    dense_layers,
+    embedding,
+    flag,
+    linear,
+    need,
+    norm,
+    rotary_bytes,
+    size,
+    word,
+)
 
 _BLOCK = "model.layers.{}"
 
 
 def sections(model: Model) -> tuple[Section, ...]:
     """Return the embedding, runs of equal blocks, and final norm with head."""
-    need(model, "layers", "hidden", "heads", "kv_heads", "head_dim", "vocab")
+    need(model, "layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "ffn")
     before = (embedding("model.embed_tokens.weight", model.vocab, model.hidden),)
     after: tuple[Tensor, ...] = () if word(model, "norms", "pre") == "none" else norm("model.norm", model.hidden)
     if not model.tied:
         after += linear("lm_head", model.vocab, model.hidden, "head", 0)
     dense = dense_layers(model)
     blocks = []
-    for is_dense, run in groupby(range(model.layers), key=lambda layer: layer in dense):
+    for is_dense, run in groupby(range(model.layers), key=lambda layer: not model.experts or layer in dense):
         layers = list(run)
-        blocks.append(Section(_block(model, is_dense or not model.experts), layers[0], len(layers)))
-    return Section(before), *blocks, Section(after)
-
-
-def dense_layers(model: Model) -> frozenset[int]:
-    """Return the layers that have an ordinary MLP although the model has experts."""
-    text = word(model, "dense_layers")
-    try:
-        return frozenset(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise BadInput(f"{model.name or model.family}: dense_layers must be numbers by commas, not {text!r}") from None
+        blocks.append(Section(_block(model, is_dense), layers[0], len(layers)))
+    tables = size(model, "rotary_tables", 1)
+    rotary = tables * rotary_bytes(model.head_dim, model, 1.0) + (4 if flag(model, "embedding_scale") else 0)
+    return Section(before), *blocks, Section(after, buffer_bytes=rotary)
 
 
 def _block(model: Model, dense: bool) -> tuple[Tensor, ...]:
@@ -71,7 +76,6 @@ def _attention(model: Model) -> tuple[Tensor, ...]:
 
 
 def _mlp(model: Model, ffn: int, name: str = "mlp") -> tuple[Tensor, ...]:
-    need(model, "ffn")
     where, h, bias = f"{_BLOCK}.{name}", model.hidden, flag(model, "mlp_bias")
     if flag(model, "fused"):
         up = linear(f"{where}.gate_up_proj", 2 * ffn, h, "gate_up", 0, bias=bias)

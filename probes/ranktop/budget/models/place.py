@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.model import BadInput, Model, NoRule, Tensor
@@ -26,18 +26,26 @@ def inventory(model: Model, plan: Plan) -> Inventory:
     if not model.family:
         return _flat(model, plan)
     check_divides("tp", layout.tensor, model.heads, "heads")
-    check_divides("tp", layout.tensor, model.kv_heads, "kv heads")
+    model = _shared_heads(model, layout.tensor)
     if layout.expert > 1:
         if not model.experts:
             raise BadInput(f"ep {layout.expert} needs a model with experts")
         check_divides("ep", layout.expert, model.experts, "experts")
-    whole = sections(model)
+    whole = sections(model, layout.tensor)
     if plan.lora is not None:
         check(plan.lora, frozenset(tensor.role for section in whole for tensor in section.tensors))
     builder = _Builder(model, plan)
     for chunk in on_stage(whole, model.tied, plan):
         builder.add_chunk(chunk)
     return Inventory(tuple(builder.kinds), tuple(builder.order), builder.buffer_bytes)
+
+
+def _shared_heads(model: Model, tensor: int) -> Model:
+    """Return the model with as many key/value heads as ranks share them: with fewer heads, ranks hold copies."""
+    if model.kv_heads and tensor > model.kv_heads and tensor % model.kv_heads == 0:
+        return replace(model, kv_heads=tensor)
+    check_divides("tp", tensor, model.kv_heads, "key/value heads")
+    return model
 
 
 class _Builder:

@@ -87,3 +87,18 @@ def size(model: Model, name: str, default: int = 0) -> int:
 def word(model: Model, name: str, default: str = "") -> str:
     """Return a word option."""
     return str(model.options.get(name, default))
+
+
+def dense_layers(model: Model) -> frozenset[int]:
+    """Return the layers that have an ordinary MLP although the model has experts."""
+    text = word(model, "dense_layers")
+    try:
+        return frozenset(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise BadInput(f"{model.name or model.family}: dense_layers must be numbers by commas, not {text!r}") from None
+
+
+def rotary_bytes(head_dim: int, model: Model, share: float) -> int:
+    """Return the bytes of the rotary embedding's buffers: fp32 inverse frequencies, and their original values."""
+    rotated = int(head_dim * float(model.options.get("rotary", share)))
+    return 2 * 4 * -(-rotated // 2)

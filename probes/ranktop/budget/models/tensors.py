@@ -6,24 +6,33 @@ from collections.abc import Callable
 from typing import Final
 
 from ranktop.budget.model import BadInput, Model, NoRule, Tensor
-from ranktop.budget.models import gpt, llama
+from ranktop.budget.models import bert, gpt, gpt2, gpt_neox, llama, megatron, t5, vit
 from ranktop.budget.models.section import Section
 
 FAMILIES: Final[dict[str, Callable[[Model], tuple[Section, ...]]]] = {
     "gpt": gpt.sections,
+    "gpt2": gpt2.sections,
+    "gpt-neox": gpt_neox.sections,
     "llama": llama.sections,
+    "bert": bert.sections,
+    "t5": t5.sections,
+    "vit": vit.sections,
+    "megatron-gpt": megatron.sections,
 }
 """Family -> its sections."""
 
 
-def sections(model: Model) -> tuple[Section, ...]:
-    """Return the model's tensors in runs; NoRule for a bare count, BadInput for an unknown family."""
+def sections(model: Model, tensor: int = 1) -> tuple[Section, ...]:
+    """Return the model's tensors in runs, before tensor parallel splits them over ``tensor`` ranks.
+
+    Only Megatron's vocabulary depends on their number. NoRule for a bare count, BadInput for an unknown family.
+    """
     if not model.family:
         raise NoRule("only the number of parameters is known, not the model's shape")
     family = FAMILIES.get(model.family)
     if family is None:
         raise BadInput(f"unknown family {model.family!r}; known are {', '.join(FAMILIES)}")
-    return family(model)
+    return family(megatron.padded(model, tensor) if family is megatron.sections else model)
 
 
 def tensors(model: Model) -> tuple[Tensor, ...]:
