@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ranktop.budget.held import Held, gradient_itemsize, held, whole_piece
+from ranktop.budget.held import Held, counted, gradient_itemsize, held, whole_piece
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Plan
 from ranktop.budget.tensor import stored_numel
@@ -23,7 +23,7 @@ _WORDS: Final = {
 def whole_parameters(inventory: Inventory, plan: Plan) -> Amount:
     """Return the bytes of the parameters, each shared tensor once."""
     tensor = plan.layout.tensor
-    total = sum(stored_numel(kind, tensor) * kind.itemsize for kind in inventory)
+    total = sum(stored_numel(kind, tensor) * kind.itemsize * count for kind, count in counted(inventory))
     return Amount(total, _WORDS.get(plan.strategy, _WORDS["single"]))
 
 
@@ -34,7 +34,9 @@ def whole_gradients(inventory: Inventory, plan: Plan) -> Amount:
     so that the bytes are the same; without it the buckets come on top and count as buffers. Source:
     torch/csrc/distributed/c10d/reducer.cpp ``initialize_buckets``.
     """
-    total = sum(kind.numel * gradient_itemsize(kind, plan) for kind in inventory if kind.trainable)
+    total = sum(
+        kind.numel * gradient_itemsize(kind, plan) * count for kind, count in counted(inventory) if kind.trainable
+    )
     views = plan.ddp is not None and plan.ddp.gradient_as_bucket_view
     rule = "DDP: gradients are views of the buckets" if views else "one for every trainable parameter"
     return Amount(total, rule)
@@ -42,5 +44,5 @@ def whole_gradients(inventory: Inventory, plan: Plan) -> Amount:
 
 def expected(inventory: Inventory, plan: Plan) -> Held:
     """Return the states of a rank that shares them with nobody. Source: torch/nn/parallel/distributed.py."""
-    pieces = [whole_piece(kind) for kind in inventory]
+    pieces = [whole_piece(kind, count) for kind, count in counted(inventory)]
     return held(whole_parameters(inventory, plan), whole_gradients(inventory, plan), pieces, plan)

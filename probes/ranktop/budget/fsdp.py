@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from ranktop.budget.held import Held, gradient_itemsize, held, whole_piece
+from ranktop.budget.held import Held, counted, gradient_itemsize, held, whole_piece
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.optimizers import Piece
 from ranktop.budget.plan import Fsdp, Plan
@@ -46,17 +46,18 @@ def _by_parameter(inventory: Inventory, plan: Plan) -> Held:
     """
     parameters = gradients = 0
     pieces: list[Piece] = []
-    for kind in inventory:
+    for kind, count in counted(inventory):
         if kind.unit < 0:
-            parameters += stored_numel(kind, plan.layout.tensor) * kind.itemsize
-            gradients += kind.numel * gradient_itemsize(kind, plan) if kind.trainable else 0
-            pieces.append(whole_piece(kind))
+            parameters += stored_numel(kind, plan.layout.tensor) * kind.itemsize * count
+            gradients += kind.numel * gradient_itemsize(kind, plan) * count if kind.trainable else 0
+            pieces.append(whole_piece(kind, count))
             continue
         padded, own = shard_shapes(kind, plan)
-        parameters += prod(padded) * kind.itemsize
+        parameters += prod(padded) * kind.itemsize * count
         if kind.trainable:
-            gradients += prod(padded) * gradient_itemsize(kind, plan)
-        pieces.append(Piece(own, kind.itemsize, kind.group, kind.trainable, whole=own == kind.shape))
+            gradients += prod(padded) * gradient_itemsize(kind, plan) * count
+        whole = own == kind.shape
+        pieces.append(Piece(own, kind.itemsize, kind.group, kind.trainable, whole=whole, count=count))
     states = held(
         Amount(parameters, "FSDP2: dim-0 chunks, padded"),
         Amount(gradients, "FSDP2: views of the padded reduce-scatter output"),
@@ -73,8 +74,8 @@ def _unreduced(inventory: Inventory, plan: Plan) -> Amount:
     """
     dtype = plan.precision.reduce or plan.precision.compute
     total = sum(
-        kind.numel * (DTYPE_BYTES[dtype] if dtype and kind.unit >= 0 else gradient_itemsize(kind, plan))
-        for kind in inventory
+        kind.numel * (DTYPE_BYTES[dtype] if dtype and kind.unit >= 0 else gradient_itemsize(kind, plan)) * count
+        for kind, count in counted(inventory)
         if kind.trainable
     )
     return Amount(total, "FSDP2 without gradient sync: whole gradients, kept until the last micro-batch")

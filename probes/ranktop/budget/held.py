@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
-from ranktop.budget.inventory import Kind
+from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.optimizers import Piece, optimizer_amount
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import DTYPE_BYTES, Amount
@@ -23,6 +24,22 @@ class Held:
     """Optimizer state before the first step has ended."""
     unsharded: Amount | None = None
     """Gradients that wait for their reduction, where the strategy can hold such."""
+    pieces: tuple[Piece, ...] = ()
+    """What the optimizers update on this rank; master copies in the place of the parameters they stand for."""
+    copied: int = 0
+    """Bytes of the gradients that the master copies have while the optimizer steps."""
+
+
+def counted(inventory: Inventory) -> list[tuple[Kind, int]]:
+    """Return the distinct parameters with their numbers; which unit one belongs to makes no difference but for -1."""
+    times = Counter(inventory.order)
+    found: dict[tuple[object, ...], list[int]] = {}
+    for index, kind in enumerate(inventory.kinds):
+        key = (kind.shape, kind.dtype, kind.trainable, kind.group, kind.shard_dim, kind.tensor_parallel,
+               kind.split_size, kind.shards, kind.shard_rank, kind.unit < 0)  # fmt: skip
+        entry = found.setdefault(key, [index, 0])
+        entry[1] += times[index]
+    return [(inventory.kinds[index], count) for index, count in found.values() if count]
 
 
 def gradient_itemsize(kind: Kind, plan: Plan) -> int:
@@ -31,9 +48,9 @@ def gradient_itemsize(kind: Kind, plan: Plan) -> int:
     return DTYPE_BYTES[dtype] if dtype else kind.itemsize
 
 
-def whole_piece(kind: Kind) -> Piece:
-    """Return the optimizer's part of a parameter that this rank updates as a whole."""
-    return Piece(kind.shape, kind.itemsize, kind.group, kind.trainable)
+def whole_piece(kind: Kind, count: int = 1) -> Piece:
+    """Return the optimizer's part of ``count`` equal parameters that this rank updates as a whole."""
+    return Piece(kind.shape, kind.itemsize, kind.group, kind.trainable, count=count)
 
 
 def held(parameters: Amount, gradients: Amount, pieces: Iterable[Piece], plan: Plan) -> Held:
@@ -46,6 +63,7 @@ def held(parameters: Amount, gradients: Amount, pieces: Iterable[Piece], plan: P
         gradients,
         optimizer_amount(pieces, plan),
         optimizer_amount(pieces, plan, before_first_step=True),
+        pieces=tuple(pieces),
     )
 
 
@@ -56,7 +74,7 @@ def _with_masters(parameters: Amount, gradients: Amount, pieces: list[Piece], pl
     """
     item = DTYPE_BYTES[plan.precision.master or "float32"]
     copied = [piece for piece in pieces if piece.trainable and piece.group < 0 and piece.itemsize < item]
-    masters = sum(item * prod(piece.shape) for piece in copied)
+    masters = sum(item * prod(piece.shape) * piece.count for piece in copied)
     updated = [
         replace(piece, itemsize=item, group=0) if piece.trainable and piece.group < 0 else piece for piece in pieces
     ]
@@ -68,6 +86,8 @@ def _with_masters(parameters: Amount, gradients: Amount, pieces: list[Piece], pl
         replace(gradients, rule=f"{gradients.rule}; up to {masters} bytes more for the master copies", slack=masters),
         _more(after, masters, rule),
         _more(before, masters, rule),
+        pieces=tuple(updated),
+        copied=masters,
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
+from ranktop.budget.optimizer_blocks import blockwise
 from ranktop.budget.plan import OptimizerPlan, Plan, State
 from ranktop.budget.terms import DTYPE_BYTES, Amount
 
@@ -26,6 +27,8 @@ class Piece:
     trainable: bool = True
     whole: bool = True
     """False for a shard: states whose size follows the shape (factored ones) are then not known."""
+    count: int = 1
+    """How many parts are like this one."""
 
 
 def _like(*names: str) -> tuple[State, ...]:
@@ -85,8 +88,21 @@ _TORCH: Final[dict[str, Callable[[Options], tuple[State, ...]]]] = {
 }
 """States by class of ``torch.optim`` (2.13; each from its file's ``_init_group``)."""
 
+
+def _adafactor_hf(options: Options) -> tuple[State, ...]:
+    """transformers/optimization.py ``Adafactor``: fp32 whatever the parameter's dtype; momentum only with beta1."""
+    factored = (State(name="exp_avg_sq_row", like="rows"), State(name="exp_avg_sq_col", like="columns"))
+    momentum = _like("exp_avg") if options.get("beta1") else ()
+    states = (*momentum, *factored, State(name="exp_avg_sq", like="vector"))
+    return (State(name="RMS", like="scalar", dtype="float32"), *(replace(s, dtype="float32") for s in states))
+
+
 _OTHERS: Final[dict[str, Callable[[Options], tuple[State, ...]]]] = {
     "Lion": lambda o: _like("exp_avg"),
+    "Adafactor": _adafactor_hf,
+    "PagedAdam": lambda o: tuple(State(name=n, dtype="float32") for n in ("state1", "state2")),
+    "PagedAdamW": lambda o: tuple(State(name=n, dtype="float32") for n in ("state1", "state2")),
+    "PagedLion": lambda o: (State(name="state1", dtype="float32"),),
 }
 """Classes that several packages offer under one name with the same states."""
 
@@ -126,7 +142,8 @@ def state_bytes(state: State, piece: Piece) -> int | None:
     return item * numel if state.like == "parameter" else 0
 
 
-def _per_group(plan: Plan) -> Callable[[int], OptimizerPlan]:
+def per_group(plan: Plan) -> Callable[[int], OptimizerPlan]:
+    """Return the function from a group's index (``Kind.group``) to the optimizer that updates it."""
     groups = plan.groups
     return lambda group: groups[group] if 0 <= group < len(groups) else plan.optimizer
 
@@ -136,12 +153,17 @@ def optimizer_amount(pieces: Iterable[Piece], plan: Plan, *, before_first_step: 
 
     With ``before_first_step`` only what exists from construction on. Source: torch/optim.
     """
-    of_group = _per_group(plan)
+    of_group = per_group(plan)
     total, rules, seen = 0, dict[str, None](), dict[str, State]()
     for piece in pieces:
         optimizer = of_group(piece.group)
         early = optimizer.name in _AT_CONSTRUCTION
         if piece.group < 0 or (before_first_step and not early) or not (piece.trainable or early):
+            continue
+        blocks = blockwise(optimizer.name, str(optimizer.options.get("package", "torch")))
+        if blocks is not None:
+            rules[f"{optimizer.name}: {blocks.words}"] = None
+            total += blocks.bytes(prod(piece.shape), piece.itemsize) * piece.count
             continue
         states, rule = states_of(optimizer)
         if states is None:
@@ -154,7 +176,14 @@ def optimizer_amount(pieces: Iterable[Piece], plan: Plan, *, before_first_step: 
                 size = state_bytes(state, piece)
                 if size is None:
                     return Amount(None, f"{optimizer.name}: size of {state.name} on a shard is not known")
-                total += size
+                total += size * piece.count
     total += sum(state.bytes or 0 for state in seen.values())
     nothing = "made by the first step" if before_first_step else "no optimizer state"
     return Amount(total, "; ".join(rules) or nothing)
+
+
+def by_name(name: str, **options: bool | float | str) -> OptimizerPlan:
+    """Return the plan of an optimizer as users call it (``adamw8bit``); BadInput with the closest names otherwise."""
+    from ranktop.budget.optimizer_names import by_name as found
+
+    return found(name, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ranktop.budget import ddp, fsdp, zero_redundancy
+from ranktop.budget import data_parallel, ddp, fsdp, zero_redundancy
 from ranktop.budget.held import Held
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Plan
@@ -14,7 +14,9 @@ from ranktop.budget.words import strategy_words as strategy_words
 
 _RULES: Final[dict[str, Callable[[Inventory, Plan], Held]]] = {
     "single": ddp.expected,
-    "dp": ddp.expected,
+    "dp": data_parallel.data_parallel,
+    "ps": data_parallel.parameter_server,
+    "3d": data_parallel.distributed_optimizer,
     "ddp": ddp.expected,
     "tp": ddp.expected,
     "pp": ddp.expected,
@@ -42,17 +44,23 @@ def expected_states(inventory: Inventory, plan: Plan, *, first_step: bool = Fals
 
         moments = zero.expected(inventory, plan, first_step=first_step)
         return Budget({moment: {**moments.get(moment, {}), **rest} for moment in MOMENTS})
-    rule = _RULES.get(plan.strategy)
-    if rule is None:
+    states = held_of(inventory, plan)
+    if states is None:
         unknown = Amount(None, f"no rule for the strategy {plan.strategy!r}")
         return Budget({moment: {**dict.fromkeys(STATES, unknown), **rest} for moment in MOMENTS})
-    if plan.zero_redundancy and plan.strategy == "ddp":
+    return Budget({moment: {**at(moment, states, plan, first_step), **rest} for moment in MOMENTS})
+
+
+def held_of(inventory: Inventory, plan: Plan) -> Held | None:
+    """Return the states of this rank by its strategy's rule (all but DeepSpeed's); None without a rule."""
+    rule = _RULES.get(plan.strategy)
+    if rule is not None and plan.zero_redundancy and plan.strategy == "ddp":
         rule = zero_redundancy.expected
-    states = rule(inventory, plan)
-    return Budget({moment: {**_at(moment, states, plan, first_step), **rest} for moment in MOMENTS})
+    return None if rule is None else rule(inventory, plan)
 
 
-def _at(moment: str, states: Held, plan: Plan, first_step: bool) -> dict[str, Amount]:
+def at(moment: str, states: Held, plan: Plan, first_step: bool) -> dict[str, Amount]:
+    """Return the amounts of the states at one of MOMENTS."""
     gradients = states.gradients if moment in plan.gradients_at else _FREED
     if moment in plan.unsharded_gradients_at and states.unsharded is not None:
         gradients = states.unsharded

@@ -47,6 +47,12 @@ class Activations:
     """Where the numbers come from, with the source."""
     parts: tuple[Part, ...] = ()
     """What ``saved`` is made of."""
+    after: int = 0
+    """Part of ``outside`` that follows the blocks (final norm): freed before backward reaches them."""
+    backward: tuple[tuple[int, int], ...] = ()
+    """Points of one block's backward at which memory may be highest, as (bytes of the block alive: what is saved or
+    recomputed and not yet freed, and gradients of activations; bytes of its parameters' gradients made by then).
+    Empty when only ``block_backward`` is known."""
 
     @property
     def saved(self) -> int:

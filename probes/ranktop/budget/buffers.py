@@ -1,0 +1,72 @@
+"""Buffers and points of a step, by strategy: buckets, gathered parameters, module buffers, replicas."""
+
+from __future__ import annotations
+
+from ranktop.budget import data_parallel, ddp_buffers
+from ranktop.budget.composition import Point, amount, backward_points, forward_points, parts
+from ranktop.budget.job import Job
+from ranktop.budget.terms import Amount, Part
+
+BROADCAST = 250 * 2**20
+"""Bytes that DDP broadcasts at once when it is made (torch/nn/parallel/distributed.py ``broadcast_bucket_size``)."""
+
+
+def standing(job: Job, gradients: int) -> tuple[Part, ...]:
+    """Return what stays through the whole step, given the bytes of gradients that exist."""
+    module = job.inventory.buffer_bytes
+    own = (Part("module buffers", module),) if module else ()
+    return own + ddp_buffers.buckets(job.inventory, job.plan, gradients)
+
+
+def at(job: Job, moment: str, gradients: int) -> Amount:
+    """Return the buffers at a moment in which no forward or backward runs, or at load and save."""
+    found = standing(job, gradients)
+    if moment == "load" and ddp_buffers.has_reducer(job.plan):
+        size = min(BROADCAST, job.held.parameters.bytes or 0)
+        found += parts(("first broadcast of the parameters", size))
+    return amount(found, _RULES.get(job.plan.strategy, "module buffers"))
+
+
+_RULES = {"ddp": "DDP: buckets for every gradient", "zero-redundancy": "DDP: buckets for every gradient"}
+
+
+def forward(job: Job) -> list[Point]:
+    """Return the points of forward at which memory may be highest."""
+    alive, kept = job.activations, job.kept
+    points = [Point("forward", gradients=kept)] if alive is None else forward_points(alive, kept)
+    return [_with_standing(job, point) for point in points]
+
+
+def backward(job: Job) -> list[Point]:
+    """Return the points of backward at which memory may be highest."""
+    alive, full, kept = job.activations, job.full, job.kept
+    if alive is None:
+        points = [Point("end of backward", gradients=full)]
+    else:
+        points = backward_points(alive, job.shares, full, kept)
+    if job.plan.strategy == "dp":
+        last = points[-1]
+        extra = data_parallel.adding_up(job.full, job.plan)
+        points[-1] = Point(last.name, last.activations, last.buffers + extra, last.gradients)
+    return [_with_standing(job, point) for point in points]
+
+
+def _with_standing(job: Job, point: Point) -> Point:
+    more: tuple[Part, ...] = ()
+    if job.plan.strategy == "dp" and point.name.startswith("loss"):
+        more = data_parallel.gathered(job.activations, job.plan)
+    buffers = point.buffers + standing(job, point.gradients)
+    return Point(point.name, point.activations + more, buffers, point.gradients)
+
+
+def adjust(job: Job, moment: str, found: dict[str, Amount]) -> dict[str, Amount]:
+    """Return the states with what the strategy has only for a part of the step."""
+    plan = job.plan
+    if plan.strategy != "dp" or plan.layout.replicate_rank == 0 or data_parallel.replica_alive(moment):
+        return found
+    return {**found, "parameters": Amount(0, "DataParallel: no replica between the steps")}
+
+
+def host(job: Job) -> Amount:
+    """Return what this rank keeps in the host's memory because of offloading."""
+    return Amount(0, "nothing is offloaded")

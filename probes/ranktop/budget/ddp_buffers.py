@@ -1,0 +1,39 @@
+"""The buckets of DistributedDataParallel's reducer."""
+
+from __future__ import annotations
+
+from ranktop.budget.held import counted, gradient_itemsize
+from ranktop.budget.inventory import Inventory
+from ranktop.budget.plan import Ddp, Plan
+from ranktop.budget.terms import Part
+
+
+def has_reducer(plan: Plan) -> bool:
+    """Whether the plan's strategy wraps the model with DDP (also a single rank has buckets then)."""
+    return plan.strategy in ("ddp", "zero-redundancy") or plan.ddp is not None
+
+
+def bucket_bytes(inventory: Inventory, plan: Plan) -> int:
+    """Return the bytes of all buckets: one flat gradient of every trainable parameter, without padding.
+
+    The cap changes their number, not their sum. Source: torch/csrc/distributed/c10d/reducer.cpp
+    ``initialize_buckets``.
+    """
+    if plan.ddp is not None and plan.ddp.bucket_bytes:
+        return sum(plan.ddp.bucket_bytes)
+    return sum(
+        kind.numel * gradient_itemsize(kind, plan) * times for kind, times in counted(inventory) if kind.trainable
+    )
+
+
+def buckets(inventory: Inventory, plan: Plan, gradients: int) -> tuple[Part, ...]:
+    """Return the buckets as a part of the buffers at a moment with so many bytes of gradients.
+
+    With ``gradient_as_bucket_view`` the gradients of that moment lie in the buckets and count once, as gradients.
+    """
+    if not has_reducer(plan):
+        return ()
+    ddp = plan.ddp or Ddp()
+    size = bucket_bytes(inventory, plan)
+    left = max(0, size - gradients) if ddp.gradient_as_bucket_view else size
+    return (Part("DDP's buckets", left),) if left else ()

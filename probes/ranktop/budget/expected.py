@@ -1,0 +1,170 @@
+"""The whole budget of one rank: states, activations, buffers and runtime at every moment of a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from ranktop.budget import buffers, optimizer_step, states
+from ranktop.budget import runtime as processes
+from ranktop.budget.activations.saved import Activations
+from ranktop.budget.composition import NO_ACTIVATIONS, Point, amount, highest, parts, saved_parts
+from ranktop.budget.held import Held
+from ranktop.budget.inventory import Inventory
+from ranktop.budget.job import Job
+from ranktop.budget.plan import Plan
+from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, MOMENTS, STATES, Amount, Budget, Part
+
+_AS_AT: Final = {
+    "load": "step_start", "forward": "forward_end", "backward": "backward_start", "optimizer_step": "backward_end",
+    "checkpoint_save": "step_start",
+}  # fmt: skip
+"""Moment whose states a stretch has, before what it changes itself."""
+
+
+def expected(
+    inventory: Inventory,
+    plan: Plan,
+    activations: Activations | None,
+    *,
+    first_step: bool = False,
+    runtime: Amount | None = None,
+) -> Budget:
+    """Return what one rank should hold, for every moment of ALL_MOMENTS and every category of BUDGETED.
+
+    Forward, backward and the optimizer's step are each at their highest point. ``first_step``: the optimizer has no
+    state before its step. ``runtime``: measured bytes of the process beside its tensors, instead of the guess.
+    A category without a rule has no bytes and says why.
+    """
+    own = processes.runtime(plan) if runtime is None else runtime
+    if plan.zero is not None:
+        return _deepspeed(inventory, plan, activations, first_step, own)
+    plan = habits(plan)
+    held = states.held_of(inventory, plan)
+    if held is None:
+        unknown = Amount(None, f"no rule for the strategy {plan.strategy!r}")
+        return Budget({moment: {**dict.fromkeys(BUDGETED, unknown), "runtime": own} for moment in ALL_MOMENTS})
+    job = Job(inventory, plan, held, activations, first_step)
+    moments = {moment: {**_moment(job, moment), "runtime": own} for moment in ALL_MOMENTS}
+    return Budget(moments, host=buffers.host(job))
+
+
+def habits(plan: Plan) -> Plan:
+    """Return the plan with gradients alive where its options make them so.
+
+    Earlier micro-batches leave theirs; Megatron's main gradients are fp32 buffers that are never freed
+    (megatron/core/distributed/param_and_grad_buffer.py).
+    """
+    if plan.stack == "megatron":
+        precision = plan.precision
+        if precision.gradients is None and precision.master:
+            precision = replace(precision, gradients=precision.master)
+        return replace(plan, precision=precision, gradients_at=MOMENTS)
+    micro = max(plan.batch.accumulation or 1, plan.pipeline.micro_batches if plan.pipeline else 1)
+    if micro > 1:
+        return replace(plan, gradients_at=tuple({**dict.fromkeys(plan.gradients_at), **dict.fromkeys(MOMENTS[1:])}))
+    return plan
+
+
+def _moment(job: Job, moment: str) -> dict[str, Amount]:
+    if moment in MOMENTS:
+        return _at_moment(job, moment)
+    if moment == "forward":
+        return _highest(job, moment, buffers.forward(job))
+    if moment == "backward":
+        return _highest(job, moment, buffers.backward(job))
+    if moment == "optimizer_step":
+        return _step(job)
+    return _outside(job, moment)
+
+
+def _states(job: Job, moment: str) -> dict[str, Amount]:
+    return states.at(_AS_AT.get(moment, moment), job.held, job.plan, job.first_step)
+
+
+def _at_moment(job: Job, moment: str) -> dict[str, Amount]:
+    """One of MOMENTS: the host reads the counters, no kernel of forward or backward is under way."""
+    found = _states(job, moment)
+    size = found["gradients"].bytes or 0
+    alive = job.activations
+    if alive is None:
+        activations = Amount(None, NO_ACTIVATIONS)
+    elif moment in ("forward_end", "backward_start"):
+        activations = amount(saved_parts(alive), alive.rule, alive.within)
+    else:
+        activations = amount(parts(("inputs", alive.inputs)), "tokens and labels of the micro-batch")
+    return {**buffers.adjust(job, moment, found), "activations": activations, "buffers": buffers.at(job, moment, size)}
+
+
+def _highest(job: Job, moment: str, points: list[Point]) -> dict[str, Amount]:
+    found = _states(job, moment)
+    best = highest(points)
+    alive = job.activations
+    rule = f"highest point: {best.name}"
+    activations = Amount(None, NO_ACTIVATIONS)
+    if alive is not None:
+        activations = amount(best.activations, f"{rule}; {alive.rule}", alive.within)
+    gradients = replace(found["gradients"], bytes=best.gradients, slack=0, rule=f"made by then ({best.name})")
+    if best.gradients == (job.held.gradients.bytes or 0):
+        gradients = job.held.gradients
+    return {
+        **buffers.adjust(job, moment, {**found, "gradients": gradients}),
+        "activations": activations,
+        "buffers": amount(best.buffers, rule, job.buffers_within),
+    }
+
+
+def _step(job: Job) -> dict[str, Amount]:
+    """The optimizer's step: all gradients, its state (made first thing in the first step), its temporaries."""
+    found = _states(job, "optimizer_step")
+    held = job.held
+    temporaries = optimizer_step.temporaries(held.pieces, job.plan)
+    alive = job.activations
+    gradients = found["gradients"]
+    if held.copied:
+        gradients = _with_copies(gradients, held)
+    inputs = parts(("inputs", alive.inputs if alive is not None else 0))
+    extra = temporaries.parts
+    within = temporaries.within
+    return {
+        **buffers.adjust(job, "optimizer_step", {**found, "gradients": gradients, "optimizer": held.optimizer}),
+        "activations": amount(inputs + extra, temporaries.rule, within),
+        "buffers": buffers.at(job, "optimizer_step", found["gradients"].bytes or 0),
+    }
+
+
+def _with_copies(gradients: Amount, held: Held) -> Amount:
+    """Return the gradients with those of the master copies, in the masters' dtype beside the low-precision ones."""
+    known = gradients.bytes or 0
+    pieces = (Part("gradients", known), Part("gradients of the master copies", held.copied))
+    rule = f"{gradients.rule.partition(';')[0]}, and copies for the masters"
+    return Amount(known + held.copied, rule, within=gradients.within, parts=pieces)
+
+
+def _outside(job: Job, moment: str) -> dict[str, Amount]:
+    """Loading and saving: no activations, and what moving whole tensors takes."""
+    found = _states(job, moment)
+    none = Amount(0, "nothing runs forward or backward")
+    if moment == "load":
+        found = {**found, "gradients": Amount(0, "no gradients yet"), "optimizer": job.held.optimizer_before}
+    size = found["gradients"].bytes or 0
+    return {**buffers.adjust(job, moment, found), "activations": none, "buffers": buffers.at(job, moment, size)}
+
+
+def _deepspeed(
+    inventory: Inventory, plan: Plan, activations: Activations | None, first_step: bool, own: Amount
+) -> Budget:
+    """Ask the rules of ZeRO; where they do not speak for a category, say so."""
+    try:
+        from ranktop.budget import zero_moments  # type: ignore[attr-defined,unused-ignore]
+    except ImportError:
+        budget = states.expected_states(inventory, plan, first_step=first_step)
+        return Budget({m: {**a, "runtime": own} for m, a in budget.moments.items()})
+    found = zero_moments.moments(inventory, plan, activations, first_step=first_step)
+    silent = Amount(None, "no rule for this moment of DeepSpeed")
+    moments = {
+        moment: {**dict.fromkeys((*STATES, "activations", "buffers"), silent), "runtime": own, **found.get(moment, {})}
+        for moment in ALL_MOMENTS
+    }
+    host, nvme = zero_moments.off_device(inventory, plan)
+    return Budget(moments, host=host, nvme=nvme)

@@ -1,0 +1,73 @@
+"""What the rules of one rank's budget share: its parameters, plan, states and activations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from ranktop.budget.activations.saved import Activations
+from ranktop.budget.blocks import Place, place, size
+from ranktop.budget.composition import Shares
+from ranktop.budget.held import Held, gradient_itemsize
+from ranktop.budget.inventory import Inventory, Kind
+from ranktop.budget.plan import Plan
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rank; not slotted, for what it works out once."""
+
+    inventory: Inventory
+    plan: Plan
+    held: Held
+    activations: Activations | None
+    first_step: bool = False
+
+    @property
+    def layers(self) -> int:
+        """Blocks whose parameters this rank holds."""
+        alive = self.activations
+        chunks = max(1, self.plan.pipeline.virtual) if self.plan.pipeline else 1
+        return alive.layers * chunks if alive is not None else 0
+
+    @cached_property
+    def place(self) -> Place:
+        """Where the parameters lie."""
+        return place(self.inventory, self.layers)
+
+    @cached_property
+    def shares(self) -> Shares:
+        """Whole gradients by where their parameters lie."""
+        found = self.place
+        last = found.last
+        return Shares(
+            before=size(found.before, self.gradient),
+            block=sum(map(self.gradient, found.block)),
+            last=self.gradient(last) if last is not None else 0,
+            after=size(found.after, self.gradient),
+            blocks=found.repeats,
+        )
+
+    def gradient(self, kind: Kind) -> int:
+        """Return the bytes of a parameter's whole gradient."""
+        return prod(kind.shape) * gradient_itemsize(kind, self.plan) if kind.trainable else 0
+
+    @property
+    def full(self) -> int:
+        """Bytes of all gradients of this rank, as the strategy keeps them."""
+        return self.held.gradients.bytes or 0
+
+    @property
+    def kept(self) -> int:
+        """Bytes of the gradients that exist when backward begins."""
+        plan = self.plan
+        micro = max(plan.batch.accumulation or 1, plan.pipeline.micro_batches if plan.pipeline else 1)
+        if self.first_step and micro == 1 and plan.stack != "megatron":
+            return 0
+        return self.full if "backward_start" in plan.gradients_at else 0
+
+    @property
+    def buffers_within(self) -> float | None:
+        """Relative error of the buffers at a peak, as the tests measured it."""
+        return 0.05 if self.plan.fsdp is not None else 0.0

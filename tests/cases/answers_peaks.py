@@ -1,0 +1,159 @@
+"""Answers for peaks, steady states, optimizer states and runtime constants."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from case_table import UNITS, Case, NotAsked, answers
+
+from ranktop.budget import runtime
+from ranktop.budget.activations.closed import activations
+from ranktop.budget.expected import expected
+from ranktop.budget.model import Model
+from ranktop.budget.models.place import inventory
+from ranktop.budget.optimizers import by_name
+from ranktop.budget.plan import Batch, Ddp, Fsdp, Layout, Plan, Precision
+from ranktop.budget.terms import Amount, Budget
+
+PRECISIONS = {
+    "fp32": Precision(),
+    "amp": Precision(autocast="bfloat16"),
+    "bf16": Precision(parameters="bfloat16"),
+}
+OPTIMIZERS = {"sgd": "sgd", "sgdm": "momentum", "adamw": "adamw", "adam": "adam"}
+
+
+def model(i: dict[str, Any]) -> Model:
+    """The reference model with a case's sizes."""
+    h, heads = int(i.get("h", 256)), int(i.get("a", 4))
+    return Model(
+        name="refmodel",
+        family="gpt",
+        layers=int(i.get("L", 4)),
+        hidden=h,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=h // heads,
+        ffn=4 * h,
+        vocab=int(i.get("V", 1024)),
+        positions=int(i.get("S", 128)),
+        tied=i.get("tied", False) in (True, "True"),
+        dropout=float(i.get("drop", 0.0)),
+        options={"bias": i.get("bias", True) in (True, "True")},
+    )
+
+
+def plan(i: dict[str, Any], **more: Any) -> Plan:
+    """How a counted run was trained: on the CPU, so that its kernels and defaults are the host's."""
+    options = {k: bool(i[k]) for k in ("foreach", "fused") if i.get(k) is not None}
+    fields: dict[str, Any] = {
+        "precision": PRECISIONS[i.get("prec", "fp32")],
+        "optimizer": by_name(OPTIMIZERS[i.get("opt", "adamw")], **options),
+        "batch": Batch(micro_batch=int(i.get("B", 4)), sequence_length=int(i.get("S", 128)), accumulation=int(i.get("ga", 1))),
+        "checkpointing": i.get("ckpt") or "none",
+        "attention": i.get("mode", "sdpa"),
+        "loss": "upcast" if i.get("fp32_logits", True) in (True, "True") else "plain",
+        "host": True,
+    }
+    return Plan(**{**fields, **more})
+
+
+def budget(i: dict[str, Any], of: Plan) -> Budget:
+    """The product's budget of a case, without the interpreter."""
+    shape = model(i)
+    return expected(inventory(shape, of), of, activations(shape, of), runtime=Amount(0, "not in the tracker"))
+
+
+def known(size: int | None) -> float:
+    if size is None:
+        raise NotAsked("the product has no rule for it")
+    return float(size)
+
+
+def peak(found: Budget) -> float:
+    """The highest total of a step."""
+    at = found.peak()
+    return known(None if at is None else found.total(at))
+
+
+@answers("own MemTracker run, FakeTensorMode", "peak_allocated")
+def single_peak(case: Case) -> float:
+    return peak(budget(case.inputs, plan(case.inputs)))
+
+
+@answers("own MemTracker run, FakeTensorMode", "steady_state")
+def single_steady(case: Case) -> float:
+    return known(budget(case.inputs, plan(case.inputs)).total("step_start"))
+
+
+def ddp(i: dict[str, Any]) -> Plan:
+    options = Ddp(gradient_as_bucket_view=i["gabv"], bucket_cap_mb=i["cap"])
+    return plan(i, strategy="ddp", ddp=options)
+
+
+@answers("own MemTracker run, real CPU tensors, gloo", "peak_allocated")
+def ddp_peak(case: Case) -> float:
+    return peak(budget(case.inputs, ddp(case.inputs)))
+
+
+@answers("own MemTracker run, real CPU tensors, gloo", "ddp_bucket_bytes")
+def ddp_buckets(case: Case) -> float:
+    return known(budget(case.inputs, ddp(case.inputs)).at("step_start")["buffers"].bytes)
+
+
+@answers("own MemTracker run, real CPU tensors, gloo", "grad_bytes_outside_buckets")
+def ddp_gradients(case: Case) -> float:
+    found = budget(case.inputs, ddp(case.inputs)).at("backward_end")
+    before = budget(case.inputs, ddp(case.inputs)).at("step_start")
+    both = known(found["gradients"].bytes) + known(found["buffers"].bytes)
+    return both - known(before["buffers"].bytes)
+
+
+@answers("own ZeroRedundancyOptimizer")
+def zero_redundancy(case: Case) -> float:
+    i = case.inputs
+    ranks = i["N"]
+    layout = Layout(world_size=ranks, replicate=ranks, replicate_rank=i["rank"])
+    of = plan(i, strategy="zero-redundancy", zero_redundancy=True, ddp=Ddp(), layout=layout, host=False)
+    return known(expected(inventory(model(i), of), of, None).at("step_end")["optimizer"].bytes)
+
+
+NAMES = {
+    "Adafactor(torch.optim)": "adafactor", "Muon(2D)+AdamW(rest)": "muon", "SGD": "sgd", "SGD momentum": "momentum",
+    "Adam": "adam", "Adam amsgrad": "amsgrad", "AdamW": "adamw", "RMSprop": "rmsprop", "NAdam": "nadam",
+    "Adagrad": "adagrad", "Lion(lion_pytorch)": "lion", "torchao AdamW8bit": "adamw8bit_torchao",
+    "torchao AdamW4bit": "adamw4bit", "torchao AdamWFp8": "adamw_fp8", "bnb AdamW8bit": "adamw8bit",
+    "bnb Lion8bit": "lion8bit", "HF Adafactor(no momentum)": "adafactor_hf",
+}  # fmt: skip
+
+
+@answers("torch 2.13.0+cpu / bitsandbytes")
+def optimizer_states(case: Case) -> float:
+    i = case.inputs
+    dtype = i["dtype"].removeprefix("torch.")
+    of = Plan(optimizer=by_name(NAMES[i["optimizer"]]), precision=Precision(parameters=dtype))
+    return known(expected(inventory(model(i), of), of, None).at("step_end")["optimizer"].bytes)
+
+
+@answers("pytorch issue #109888")
+def context(case: Case) -> float:
+    return runtime.CONTEXT / UNITS[case.unit]
+
+
+@answers("NVIDIA/nccl issue #864")
+def communicator(case: Case) -> float:
+    # Of 2023: NCCL connected ring and tree at once.
+    return runtime.nccl(peers=4) / UNITS[case.unit]
+
+
+@answers("NVIDIA/nccl src/init.cc")
+def receive_buffers(case: Case) -> float:
+    return float(runtime.NCCL_RECEIVE)
+
+
+@answers("pytorch aten/src/ATen/cuda/CublasHandlePool.cpp")
+def workspace(case: Case) -> float:
+    if "Lt" in case.case:
+        return float(runtime.CUBLASLT_WORKSPACE)
+    return float(runtime.CUBLAS_WORKSPACE if "cc 9" in case.case else runtime.CUBLAS_WORKSPACE_BEFORE)
