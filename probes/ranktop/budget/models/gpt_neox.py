@@ -1,7 +1,7 @@
 """GPT-NeoX and Pythia: rotary positions, LayerNorm, fused qkv, attention and MLP side by side.
 
-Options: ``bias`` (True) for the linear layers of attention (the MLP's always have theirs), ``rotary`` (0.25), the share of
-a head's dimensions that is rotated.
+Options: ``bias`` (True) for the linear layers of attention (the MLP's always have theirs), ``rotary`` (0.25), the share
+of a head's dimensions that is rotated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Vision transformer: patches and a class token in front of pre-norm blocks, a classifier behind them.
 
 ``positions`` follow from the picture. Options: ``image`` (224) and ``patch`` (16), or ``image_height``,
-``image_width``, ``patch_height``, ``patch_width`` where they differ; ``channels`` (3), ``labels`` (2; 0 = no classifier), ``qkv_bias`` (True), ``pooler`` (False; the bare ``ViTModel``
-has one and no classifier).
+``image_width``, ``patch_height`` and ``patch_width``; ``channels`` (3), ``labels`` (2; 0 = no classifier), ``qkv_bias``
+(True), ``pooler`` (False; the bare ``ViTModel`` has one and no classifier).
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ def sections(model: Model) -> tuple[Section, ...]:
     """Return the embedding of patches, the blocks, and final norm with pooler or classifier."""
     need(model, "layers", "hidden", "heads", "ffn")
     h, labels = model.hidden, size(model, "labels", 2)
-    patch = (
-        size(model, "patch_height") or size(model, "patch", 16),
-        size(model, "patch_width") or size(model, "patch", 16),
-    )
+    patch = tuple(size(model, f"patch_{side}") or size(model, "patch", 16) for side in ("height", "width"))
     name = "vit.embeddings"
     before = (
         Tensor(f"{name}.cls_token", (1, 1, h), role="class", first=True),
