@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from ranktop.budget.activations.operations import (
-    FULL,
-    copy,
-    dropout,
-    lowered,
-    matmul,
-    scale,
-    softmax,
-)
+from ranktop.budget.activations.operations import FULL, cast, copy, dropout, lowered, matmul, scale, softmax
 from ranktop.budget.activations.shape import Shape
 from ranktop.budget.activations.tape import Node, Tape, Value
 
@@ -18,7 +10,8 @@ from ranktop.budget.activations.tape import Node, Tape, Value
 def fused(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:
     """``scaled_dot_product_attention`` as flash kernels run it: keeps q, k, v, its result and the logsumexp.
 
-    q and result of [b, s, a d], logsumexp of [b, a, s] in float32; nothing of s x s.
+    q and result of [b, s, a d], k and v of [b, s, k d] (grouped queries stay unexpanded: transformers passes
+    ``enable_gqa`` where there is no mask and d <= 256), logsumexp of [b, a, s] in float32; nothing of s x s.
     """
     q, k, v = lowered(tape, q), lowered(tape, k), lowered(tape, v)
     logsumexp = tape.new(shape.batch * shape.heads * shape.sequence, FULL, needs_grad=False)
@@ -27,8 +20,8 @@ def fused(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:
     return out
 
 
-def eager(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:
-    """``softmax(q k^T / sqrt(d) + mask) v`` in single operations, mask rebuilt in every block.
+def masked(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:
+    """``softmax(q k^T / sqrt(d) + mask) v`` in single operations, mask rebuilt in every block (nanoGPT).
 
     Keeps copies of q, k, v for the batched products, the softmax of [b, a, s, s], a mask of [s, s] bytes, with
     dropout its mask and its result, and the result made contiguous.
@@ -40,3 +33,25 @@ def eager(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:
     weights = tape.apply((weights,), scores, weights.width, (mask,))
     weights = dropout(tape, softmax(tape, weights), shape.dropout)
     return copy(tape, matmul(tape, weights, v, q.numel))
+
+
+def added(tape: Tape, shape: Shape, q: Value, k: Value, v: Value, *, full: bool = True) -> Value:
+    """Eager attention of transformers: an additive mask made once, softmax in float32 and cast back.
+
+    Keeps copies of q, k and v (k and v expanded to all query heads), the softmax of [b, a, s, s] in float32
+    (``full``), its cast in q's dtype, and the result made contiguous: 6 as/h in bf16, 4 as/h in fp32, per sbh.
+    Source: transformers 5.24 modeling_llama.py ``eager_attention_forward``.
+    """
+    scores = shape.batch * shape.heads * shape.sequence**2
+    own = q.width
+    q, k, v = copy(tape, q), _expanded(tape, shape, k), _expanded(tape, shape, v)
+    weights = scale(tape, matmul(tape, q, k, scores))
+    weights = scale(tape, weights)
+    weights = softmax(tape, cast(tape, weights, FULL) if full else weights)
+    weights = dropout(tape, cast(tape, weights, own), shape.dropout)
+    return copy(tape, matmul(tape, weights, v, q.numel))
+
+
+def _expanded(tape: Tape, shape: Shape, x: Value) -> Value:
+    times = shape.heads // shape.kv_heads
+    return copy(tape, x) if times == 1 else tape.apply((x,), x.numel * times, x.width)

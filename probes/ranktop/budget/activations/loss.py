@@ -3,42 +3,82 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from ranktop.budget.activations.operations import FULL, cast, softmax
-from ranktop.budget.activations.tape import Tape, Value, rounded
+from ranktop.budget.activations.operations import FULL, cast, linear, of_output, raised, scale
+from ranktop.budget.activations.shape import Shape
+from ranktop.budget.activations.tape import Tape, Value
 from ranktop.budget.model import NoRule
 
-CHUNK = 1024
-"""Tokens whose logits are alive at once in a chunked loss (Liger's fused linear cross entropy and torchtitan's
-chunked loss use pieces of this order)."""
+KINDS: Final = ("upcast", "plain", "hf", "chunked", "none")
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
-    """Bytes around the loss on top of what is kept until backward."""
+class Loss:
+    """The end of forward."""
 
-    forward: int
-    backward: int
+    value: Value
+    held: tuple[Value, ...] = ()
+    """Tensors that live until backward although autograd does not need them."""
+    forward: int = 0
+    """Temporaries in forward on top of everything kept."""
 
 
-def cross_entropy(tape: Tape, logits: Value, kind: str) -> tuple[Peak, tuple[Value, ...]]:
-    """``F.cross_entropy`` on logits of [tokens, V]: keeps the log-softmax; returns peaks and what stays beside it.
+def columns(shape: Shape, kind: str) -> int:
+    """Columns of the logits on this rank.
 
-    ``upcast``: fp32 logits live until the loss returns (4 B per logit in forward), backward makes two gradients of
-    4 B (the kept 4 make the well-known 12 B). ``plain`` in bf16: 2 + 2 + 2. ``hf``: the output object keeps the
-    logits in their own dtype as well. Autocast runs the loss in float32 whatever the logits are.
-    Source: derivatives.yaml (``_log_softmax``, ``nll_loss_forward``), transformers' ForCausalLMLoss, MemTracker runs.
+    Tensor parallel splits them over the vocabulary (torchtitan's loss parallel); transformers gathers them whole
+    before the loss (``_tp_plan``: ``colwise_gather_output``).
     """
-    kept: tuple[Value, ...] = ()
-    if kind == "hf":
-        kept = (logits,)
-    elif kind not in ("upcast", "plain"):
+    vocab = shape.model.vocab
+    return vocab if kind == "hf" else -(-vocab // shape.tensor)
+
+
+def head(tape: Tape, shape: Shape, x: Value, kind: str) -> Loss:
+    """The output head on [tokens, h] and the named loss; NoRule for a loss that this stack does not have."""
+    if kind not in KINDS:
         raise NoRule(f"no rule for the loss '{kind}' with this stack")
-    own = logits.size
+    if kind == "chunked":
+        return _chunked(tape, shape, x)
+    with tape.part("logits and loss"):
+        logits = linear(tape, x, shape.hidden, columns(shape, kind), shape.width, bias=False, trainable=shape.trainable)
+        cap = shape.model.options.get("final_softcap")
+        if cap:
+            logits = scale(tape, of_output(tape, scale(tape, logits)))
+        return cross_entropy(tape, shape, logits, kind)
+
+
+def cross_entropy(tape: Tape, shape: Shape, logits: Value, kind: str) -> Loss:
+    """``F.cross_entropy`` on logits of [tokens, V]: keeps the log-softmax, the labels and the sum of weights.
+
+    ``upcast``: fp32 logits live until the loss returns (4 B per logit in forward); backward makes two gradients of
+    4 B beside the kept 4: the well-known 12 B. ``plain`` in bf16: 2 + 2 + 2. ``hf``: the output object keeps the
+    logits in their own dtype as well, and labels are shifted into a copy: 14 B in bf16, 16 B in fp32. Autocast runs
+    the loss in float32 whatever the logits are.
+    Source: derivatives.yaml (``_log_softmax``, ``nll_loss_forward``), transformers 5.24 loss_utils.py
+    ``ForCausalLMLoss``, and MemTracker's runs.
+    """
     full = logits if kind == "plain" else cast(tape, logits, FULL)
-    result = softmax(tape, full)
-    weights = tape.new(1, FULL)
-    value = tape.apply((result,), 1, FULL, (result, weights))
-    copied = full is not logits or result.width != logits.width
-    forward = rounded(logits.numel * result.width) if copied else (0 if kind == "hf" else own)
-    return Peak(forward, 2 * result.size), (*kept, value)
+    operand = raised(tape, full)
+    result = of_output(tape, operand)
+    labels = (tape.new(shape.tokens, 8, needs_grad=False),) if kind == "hf" else ()
+    weights = tape.new(1, FULL, needs_grad=False)
+    value = tape.apply((result,), 1, FULL, (result, weights, *labels))
+    held = (logits, value) if kind == "hf" else (value,)
+    passing = {v.storage for v in (full, operand)} - {v.storage for v in held}
+    return Loss(value, held, sum(storage.size for storage in passing))
+
+
+def _chunked(tape: Tape, shape: Shape, x: Value) -> Loss:
+    """Fused linear cross entropy: gradients of input and head are made in forward, chunk by chunk.
+
+    Keeps [tokens, h] and the head's gradient of [V, h]; about tokens x h logits are alive at once, because the chunk
+    is tokens / ceil(V / h) long. Source: liger_kernel/ops/fused_linear_cross_entropy.py. Not measured here.
+    """
+    with tape.part("logits and loss"):
+        gradient = tape.new(x.numel, x.width, needs_grad=False)
+        weights = shape.hidden * columns(shape, "chunked") * shape.width if shape.trainable else 0
+        made = tape.new(weights, 1, needs_grad=False)
+        value = tape.apply((x,), 1, FULL, (gradient, made))
+        rows = max(1, -(-shape.tokens // -(-shape.model.vocab // shape.hidden)))
+        return Loss(value, (value,), rows * shape.model.vocab * (x.width + FULL))

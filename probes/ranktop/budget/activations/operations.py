@@ -107,18 +107,6 @@ def dropout(tape: Tape, x: Value, p: float) -> Value:
     return tape.apply((x,), x.numel, x.width, (mask,))
 
 
-def layer_norm(tape: Tape, x: Value, hidden: int, width: int, *, bias: bool = True, trainable: bool = True) -> Value:
-    """``F.layer_norm``: keeps its input and mean and 1/std per row.
-
-    CUDA keeps the statistics in float32; CPU kernels keep them in the input's dtype (measured).
-    """
-    x = raised(tape, x)
-    rows = x.numel // hidden
-    stats = [tape.new(rows, x.width if tape.host else FULL, needs_grad=False) for _ in range(2)]
-    grads = (2 if bias else 1) * hidden * width if trainable else 0
-    return tape.apply((x,), x.numel, x.width, (x, *stats), weight=grads)
-
-
 def matmul(tape: Tape, x: Value, y: Value, numel: int) -> Value:
     """Batched ``x @ y`` of two activations: keeps both."""
     x, y = lowered(tape, x), lowered(tape, y)

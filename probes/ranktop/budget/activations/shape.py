@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ranktop.budget.model import Model, NoRule
-from ranktop.budget.plan import Plan
+from ranktop.budget.plan import Lora, Plan
 from ranktop.budget.terms import DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of one micro-batch on one rank."""
+    """Sizes of one micro-batch on one rank, and what was chosen for its layers."""
 
+    model: Model
     batch: int
     sequence: int
     """Tokens per sample on this rank (context parallel deals them out)."""
@@ -23,14 +24,16 @@ class Shape:
     head_dim: int
     ffn: int
     """Width inside the feed-forward network on this rank."""
-    vocab: int
-    """Columns of the output head on this rank."""
     tensor: int
     width: int
     """Bytes per element of the parameters as the blocks see them (FSDP's compute dtype where there is one)."""
     dropout: float
+    attention: str
     gathered: str
     """``Plan.sequence_parallel``: how the sequence is split between tensor-parallel ranks outside of matrices."""
+    lora: Lora | None
+    experts: int
+    """Expert-parallel ranks."""
 
     @property
     def tokens(self) -> int:
@@ -47,6 +50,11 @@ class Shape:
         """Columns of the key projection on this rank, and of the value projection."""
         return self.kv_heads * self.head_dim
 
+    @property
+    def trainable(self) -> bool:
+        """Whether the base model's own weights get gradients."""
+        return self.lora is None
+
 
 def local(model: Model, plan: Plan) -> Shape:
     """Return the sizes on the rank that the plan names; NoRule when one is not known."""
@@ -59,6 +67,7 @@ def local(model: Model, plan: Plan) -> Shape:
     heads = model.heads or 1
     kv_heads = model.kv_heads or heads
     return Shape(
+        model=model,
         batch=batch,
         sequence=-(-sequence // plan.layout.context),
         hidden=model.hidden,
@@ -66,9 +75,11 @@ def local(model: Model, plan: Plan) -> Shape:
         kv_heads=-(-kv_heads // tensor),
         head_dim=model.head_dim or model.hidden // heads,
         ffn=-(-(model.ffn or 4 * model.hidden) // tensor),
-        vocab=-(-model.vocab // tensor),
         tensor=tensor,
         width=DTYPE_BYTES[plan.precision.compute or plan.precision.parameters],
         dropout=model.dropout,
+        attention=plan.attention,
         gathered=plan.sequence_parallel if tensor > 1 else "",
+        lora=plan.lora,
+        experts=plan.layout.expert,
     )

@@ -14,6 +14,8 @@ ACTIVATION: Final = "activation"
 PARAMETER: Final = "parameter"
 CAST: Final = "cast"
 """A low-precision copy of a weight, made by autocast."""
+SHARED: Final = "shared"
+"""Read by every block and kept once: rotary tables."""
 INPUT: Final = "input"
 """Tokens and labels, which the training script holds anyway."""
 

@@ -1,0 +1,23 @@
+"""Which file speaks for a family of models."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ranktop.budget.activations import gpt
+from ranktop.budget.activations.family import Family
+from ranktop.budget.model import NoRule
+
+FAMILIES: Final[dict[str, Family]] = {
+    "gpt": Family(before=gpt.before, block=gpt.block, after=gpt.after, rule="reference GPT"),
+}
+"""Family -> its operations."""
+
+
+def find(name: str) -> Family:
+    """Return a family; NoRule when it has no closed form."""
+    family = FAMILIES.get(name)
+    if family is None:
+        what = f"the family '{name}'" if name else "a bare number of parameters"
+        raise NoRule(f"no closed form for the activations of {what}")
+    return family
