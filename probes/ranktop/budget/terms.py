@@ -120,14 +120,19 @@ class Budget:
         return None if not known or None in known else sum(size or 0 for size in known)
 
     def peak(self) -> str | None:
-        """Return the moment of a step at which the total is largest, the earliest of equals; None if unknown.
+        """Return the moment of a step at which the total is largest, the earliest of equals.
 
-        Loading and saving are not part of a step; they are asked for by name.
+        None when the total of any moment is unknown: it might be the largest. Loading and saving are not part of a
+        step; they are asked for by name.
         """
         best: str | None = None
         most = -1
         for moment in ALL_MOMENTS:
-            size = None if moment in ("load", "checkpoint_save") else self.total(moment)
-            if size is not None and size > most:
+            if moment in ("load", "checkpoint_save") or not self.at(moment):
+                continue
+            size = self.total(moment)
+            if size is None:
+                return None
+            if size > most:
                 best, most = moment, size
         return best
