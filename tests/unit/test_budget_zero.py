@@ -186,10 +186,18 @@ def test_offloaded_states_leave_a_gpu_but_not_a_host(stage: int) -> None:
     assert total(on_host, "step_end") == kept + (200_000 if stage == 3 else 400_000)
 
 
+def test_nvme_leaves_as_much_on_the_device_as_offload_to_the_host() -> None:
+    live = {"not_budgeted": ("NVMe offload",), "offload_optimizer": "nvme"}
+    nvme = expected(inventory(200_000), plan(3, 2, zero={**live, "offload_parameters": "nvme"}))
+    cpu = expected(inventory(200_000), plan(3, 2, zero={"offload_optimizer": "cpu", "offload_parameters": "cpu"}))
+    assert nvme == cpu
+    on_host = expected(inventory(200_000), plan(3, 2, zero=live, host=True))
+    assert all(amount.bytes is None and "NVMe" in amount.rule for row in on_host.values() for amount in row.values())
+
+
 @pytest.mark.parametrize(
     ("stage", "changes", "words"),
     [
-        (3, {"offload_optimizer": "nvme"}, "NVMe offload"),
         (3, {"not_budgeted": ("ZenFlow",)}, "ZenFlow"),
         (1, {"gradient_dtype": "float32"}, "another dtype"),
     ],

@@ -7,12 +7,17 @@ is just before the base optimizer's first step of those, ``step_end`` just after
 
 from __future__ import annotations
 
+from typing import Final
+
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Plan, Zero
 from ranktop.budget.terms import MOMENTS, STATES, Amount
 from ranktop.budget.zero_flat import BF16_WRAPPER, Flat, FlatBf16
 from ranktop.budget.zero_job import Job, Layout
 from ranktop.budget.zero_whole import Partitioned, Replicated
+
+NVME: Final = "NVMe offload"
+"""How a live job's options name it among those without a rule."""
 
 
 def expected(inventory: Inventory, plan: Plan, first_step: bool = False) -> dict[str, dict[str, Amount]]:
@@ -21,11 +26,11 @@ def expected(inventory: Inventory, plan: Plan, first_step: bool = False) -> dict
     What is offloaded to the host counts only where the job computes on the host itself (``Plan.host``): there the
     host is the device. ``first_step`` is the step during which the base optimizer makes its state.
     """
-    options = plan.zero if plan.zero is not None else Zero(stage=int(plan.strategy.removeprefix("zero")))
-    reason = _uncovered(plan, options)
+    options = options_of(plan)
+    reason = uncovered(plan, options)
     if reason is not None:
         return {moment: dict.fromkeys(STATES, Amount(None, reason)) for moment in MOMENTS}
-    layout = _layout(Job(inventory, plan, options, first_step))
+    layout = layout_of(Job(inventory, plan, options, first_step))
     return {
         moment: {
             "parameters": layout.parameters(moment),
@@ -36,7 +41,13 @@ def expected(inventory: Inventory, plan: Plan, first_step: bool = False) -> dict
     }
 
 
-def _layout(job: Job) -> Layout:
+def options_of(plan: Plan) -> Zero:
+    """Return the plan's ZeRO options, or the defaults of the stage that its strategy names."""
+    return plan.zero if plan.zero is not None else Zero(stage=int(plan.strategy.removeprefix("zero")))
+
+
+def layout_of(job: Job) -> Layout:
+    """Return the rules for how DeepSpeed lays this job's states out."""
     if job.options.stage == 0:
         return Replicated(job)
     if job.options.stage == 3:
@@ -44,11 +55,15 @@ def _layout(job: Job) -> Layout:
     return FlatBf16(job) if job.options.wrapper == BF16_WRAPPER else Flat(job)
 
 
-def _uncovered(plan: Plan, options: Zero) -> str | None:
-    """Say why no rule covers this plan, or None."""
-    used = list(options.not_budgeted)
-    if "nvme" in (options.offload_optimizer, options.offload_parameters) and "NVMe offload" not in used:
-        used.append("NVMe offload")
+def uncovered(plan: Plan, options: Zero) -> str | None:
+    """Say why no rule covers this plan, or None.
+
+    On a device of its own NVMe offload leaves as much as offload to the host does; stages 1 and 2 treat it as that.
+    A job on the host would need to know which swap buffers are in use.
+    """
+    used = [name for name in options.not_budgeted if name != NVME]
+    if plan.host and "nvme" in (options.offload_optimizer, options.offload_parameters):
+        used.append(f"{NVME} of a job on the host")
     mixed = options.gradient_dtype not in (None, plan.precision.parameters)
     if mixed and options.stage == 1 and options.wrapper != BF16_WRAPPER:
         used.append("ZeRO-1 that accumulates gradients in another dtype than the parameters'")

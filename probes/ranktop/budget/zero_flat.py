@@ -72,7 +72,7 @@ class Flat(_FlatGroups):
             return self._accumulated()
         at = 0 if moment == "backward_end" else len(self.flats) - 1
         return Amount(
-            sum(dict(self._storages(at)).values()),
+            sum(dict(self.storages(at)).values()),
             self.rule("this rank's part in the master weights' dtype, one optimizer group at a time"),
         )
 
@@ -83,10 +83,10 @@ class Flat(_FlatGroups):
             return Amount(0, self.rule("no gradients before the backward pass"))
         if job.options.stage == 1:
             return Amount(job.whole_gradients, self.rule("whole gradients until the last micro-batch"))
-        if self._mixed():
+        if self.mixed:
             kept = sum(f.partition * job.gradient_bytes(k) for f, k in self.flats if f.touching)
             return Amount(kept, self.rule("this rank's part in the accumulation dtype"))
-        return Amount(self._buffer(), self.rule("whole gradients of the parameters that touch this rank's part"))
+        return Amount(self.buffer(), self.rule("whole gradients of the parameters that touch this rank's part"))
 
     def _offloaded(self, moment: str) -> Amount:
         """This rank's part on the host, kept; at stage 2 with accumulation also the sums of whole gradients."""
@@ -96,16 +96,19 @@ class Flat(_FlatGroups):
         kept = sum(f.partition * job.master_bytes(k) for f, k in self.flats)
         begun = not (job.first_step and moment == "step_start")
         if job.options.stage == 2 and job.accumulating and begun:
-            kept += self._buffer()
+            kept += self.buffer()
         return Amount(kept, self.rule("this rank's part in the master weights' dtype, kept on the host"))
 
-    def _mixed(self) -> bool:
+    @property
+    def mixed(self) -> bool:
+        """Whether gradients are accumulated in another dtype than the parameters'."""
         return any(self.job.gradient_bytes(k) != k.itemsize for _, k in self.flats)
 
-    def _buffer(self) -> int:
+    def buffer(self) -> int:
+        """Bytes of the buffer of whole gradients that touch this rank's part (``grads_in_partition``)."""
         return sum(f.whole * k.itemsize for f, k in self.flats)
 
-    def _storages(self, at: int) -> Iterator[tuple[str, int]]:
+    def storages(self, at: int) -> Iterator[tuple[str, int]]:
         """Storages that hold gradients while group ``at`` is updated: its own, and those of later groups.
 
         Gradients of the parameters that touch this rank's part are views of one buffer over all groups
@@ -116,13 +119,13 @@ class Flat(_FlatGroups):
         for index, (flat, kind) in enumerate(self.flats):
             if index < at:
                 continue
-            if self._mixed():
+            if self.mixed:
                 yield f"part {index}", flat.partition * job.gradient_bytes(kind)
             elif index == at and not (flat.pieces == 1 and job.ready(kind)):
                 yield f"copy {index}", flat.partition * job.master_bytes(kind)
             else:
                 yield f"padding {index}", flat.padding * kind.itemsize
                 if flat.touching and job.options.contiguous_gradients:
-                    yield "buffer", self._buffer()
+                    yield "buffer", self.buffer()
                 elif flat.touching:
                     yield f"own {index}", flat.whole * kind.itemsize

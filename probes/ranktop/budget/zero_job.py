@@ -46,21 +46,23 @@ class Job:
         self.first_step = first_step
         self.plan = _with_own_states(plan)
         self.kinds: list[Kind] = list(inventory)
+        self.buffer_bytes = inventory.buffer_bytes
         self.ranks = max(1, plan.layout.shard)
         self.rank = plan.layout.shard_rank
         self.accumulating = (plan.batch.accumulation or 1) > 1
         self.groups = self._groups()
         """Updated parameters by optimizer group; DeepSpeed leaves frozen and empty ones out."""
-        self.loose = [kind for kind in self.kinds if not self._updated(kind)]
+        self.loose = [kind for kind in self.kinds if not self.is_updated(kind)]
 
     @staticmethod
-    def _updated(kind: Kind) -> bool:
+    def is_updated(kind: Kind) -> bool:
+        """Whether an optimizer updates this parameter."""
         return kind.trainable and kind.group >= 0 and kind.numel > 0
 
     def _groups(self) -> list[list[Kind]]:
         found: dict[int, list[Kind]] = {}
         for kind in self.kinds:
-            if self._updated(kind):
+            if self.is_updated(kind):
                 found.setdefault(kind.group, []).append(kind)
         return [found[index] for index in sorted(found)]
 

@@ -106,3 +106,19 @@ def persistent(numels: Sequence[int], threshold: int, total: int) -> list[bool]:
         kept += numel if keep else 0
         marks.append(keep)
     return marks
+
+
+def owners(numels: Sequence[int], ranks: int, *, round_robin: bool = False, aligned_to: int = 1) -> list[range]:
+    """Return for each parameter of a flat group the ranks whose parts it touches (as ``FlatGroup.of`` lays out)."""
+    indices = range(len(numels))
+    order = [i for first in range(ranks) for i in indices[first::ranks]] if round_robin else list(indices)
+    starts = [0] * len(numels)
+    end = 0
+    for index in order:
+        starts[index] = end + -end % aligned_to
+        end = starts[index] + numels[index]
+    partition = max(1, (end + -end % (ALIGNMENT * ranks)) // ranks)
+    return [
+        range(start // partition, (start + max(1, numel) - 1) // partition + 1)
+        for start, numel in zip(starts, numels, strict=True)
+    ]

@@ -1,0 +1,178 @@
+"""ZeRO-3 inside forward and backward: gathered parameters beside activations, gradients and the reduction's copies.
+
+Source: DeepSpeed 0.19.8, ``__add_grad_to_ipg_bucket``, ``__avg_scatter_grads`` and ``partition_grads`` in
+runtime/zero/stage3.py, ``reduce_scatter_coalesced`` in runtime/comm/coalesced_collectives.py.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ranktop.budget.activations.saved import Activations
+from ranktop.budget.composition import Point, highest, parts, saved_parts
+from ranktop.budget.inventory import Kind
+from ranktop.budget.terms import DTYPE_BYTES, Part
+from ranktop.budget.zero_gather import Gathered, Limits, gathered
+from ranktop.budget.zero_job import Job
+from ranktop.budget.zero_layout import persistent, share
+from ranktop.budget.zero_progress import Progress
+
+NORM_PIECE: Final = 250_000_000
+"""Elements of a partition whose norm is taken at once (``_constant_buffered_norm2``)."""
+
+LIVE: Final = "gathered parameters (stage3_max_live_parameters, stage3_max_reuse_distance)"
+FLAT: Final = "buffers of gathers under way (stage3_prefetch_bucket_size)"
+
+
+def bucket(job: Job) -> tuple[Part, ...]:
+    """Return the bucket that gradients are reduced from: kept from the engine's start on, whatever its fill."""
+    options = job.options
+    if not options.contiguous_gradients or not job.groups:
+        return ()
+    dtype = options.communication_dtype
+    item = DTYPE_BYTES[dtype] if dtype else job.groups[0][0].itemsize
+    return (Part("gradient bucket, reduce_bucket_size, kept", options.reduce_bucket_size * item),)
+
+
+def modules(kinds: list[Kind], persist: list[bool]) -> tuple[tuple[int, ...], ...]:
+    """Return the parameters that must be gathered, by module: a weight with its bias, a norm with its bias."""
+    found: list[list[int]] = []
+    for index, kind in enumerate(kinds):
+        if persist[index]:
+            continue
+        last = found[-1] if found else []
+        first = kinds[last[0]] if last else None
+        fits = first is not None and len(last) == 1 and last[0] == index - 1 and len(kind.shape) == 1
+        if fits and first is not None and first.shape[:1] == kind.shape:
+            last.append(index)
+        else:
+            found.append([index])
+    return tuple(tuple(module) for module in found)
+
+
+class Sharded:
+    """Forward and backward of one rank at stage 3."""
+
+    def __init__(self, job: Job, alive: Activations, kept: int, buffers: tuple[Part, ...]) -> None:
+        self.job, self.alive, self.kept = job, alive, kept
+        self.buffers = buffers + bucket(job)
+        options = job.options
+        self.progress = Progress(job.kinds, alive)
+        persist = persistent(
+            [kind.numel for kind in job.kinds], options.persistence_threshold, options.model_persistence_threshold
+        )
+        self.modules = modules(job.kinds, persist)
+        self.item = max((kind.itemsize for kind in job.kinds), default=2)
+        limits = Limits(
+            ranks=job.ranks,
+            prefetch=options.prefetch_bucket_size,
+            live=options.max_live_parameters,
+            reuse=options.max_reuse_distance,
+            traced=not job.first_step,
+        )
+        self.gathered: Gathered = gathered(self.modules, tuple(kind.numel for kind in job.kinds), limits)
+
+    def _whole(self, position: int) -> tuple[Part, ...]:
+        """Return what gathering holds at a position of the trace."""
+        if not self.modules:
+            return ()
+        found = self.gathered
+        return parts((LIVE, found.live[position] * self.item), (FLAT, found.flat[position] * self.item))
+
+    def between(self) -> tuple[Part, ...]:
+        """Return what stays gathered between forward and backward."""
+        if not self.modules:
+            return ()
+        return parts((LIVE, self.gathered.between * self.item), (FLAT, self.gathered.between_flat * self.item))
+
+    def forward(self) -> Point:
+        """Return forward's highest point: module by module, and around the loss."""
+        alive = self.alive
+        loss = saved_parts(alive) + parts(("temporaries of the loss", alive.loss_forward))
+        points = [Point("loss, in forward", loss, self.buffers + self.between(), self.kept)]
+        inside = [
+            (self.gathered.live[i] + self.gathered.flat[i], int(self.progress.left[module[0]] * alive.blocks), i)
+            for i, module in enumerate(self.modules)
+        ]
+        if inside:
+            _, saved, position = max(inside, key=lambda entry: entry[0] * self.item + entry[1])
+            so_far = parts(
+                ("blocks that have run forward", saved), ("outside and inputs", alive.outside + alive.inputs)
+            )
+            points.append(Point("forward", so_far, self.buffers + self._whole(position), self.kept))
+        return highest(points)
+
+    def backward(self) -> Point:
+        """Return backward's highest point: at the loss, or where a parameter's gradient meets a full bucket."""
+        alive = self.alive
+        loss = saved_parts(alive) + parts(("gradients of the logits", alive.loss_backward))
+        points = [Point("loss, in backward", loss, self.buffers + self.between(), self.kept)]
+        points.append(self._reductions())
+        return highest(points)
+
+    def _reductions(self) -> Point:
+        job, limit = self.job, self.job.options.reduce_bucket_size
+        position_of = {
+            p: 2 * len(self.modules) - 1 - number for number, module in enumerate(self.modules) for p in module
+        }
+        position = len(self.modules)
+        waiting: list[int] = []
+        elements = own = 0
+        best: tuple[int, int, int, int, tuple[tuple[str, int], ...]] = (-1, -1, position, 0, ())
+        for index in reversed(range(len(job.kinds))):
+            kind = job.kinds[index]
+            position = position_of.get(index, position)
+            if not job.is_updated(kind):
+                continue
+            gradient = kind.numel * kind.itemsize
+            copies: tuple[tuple[str, int], ...] = ()
+            full = bool(waiting) and elements + kind.numel > limit
+            if full:
+                copies = self._copies(waiting)
+            best = max(best, self._moment(index, position, own + gradient, copies), key=lambda entry: entry[0])
+            if full:
+                waiting, elements, own = [], 0, 0
+            waiting.append(index)
+            elements += kind.numel
+            if elements > limit or not job.options.contiguous_gradients:
+                own += gradient
+        if waiting:
+            last = self._moment(-1, position, own, self._copies(waiting))
+            best = max(best, last, key=lambda entry: entry[0])
+        return self._point(best)
+
+    def _moment(
+        self, index: int, position: int, gradients: int, copies: tuple[tuple[str, int], ...]
+    ) -> tuple[int, int, int, int, tuple[tuple[str, int], ...]]:
+        live = 0
+        if self.modules and index >= 0:
+            live = (self.gathered.live[position] + self.gathered.flat[position]) * self.item
+        activations = self.progress.bytes(index) if index >= 0 else self.progress.ended()
+        size = activations + live + gradients + sum(extra for _, extra in copies)
+        return size, index, position, gradients, copies
+
+    def _point(self, best: tuple[int, int, int, int, tuple[tuple[str, int], ...]]) -> Point:
+        _, index, position, gradients, copies = best
+        alive = self.progress.parts(index) if index >= 0 else parts(("inputs", self.progress.ended()))
+        whole = self._whole(position) if index >= 0 else ()
+        pending = parts(("gradients not yet in the bucket", gradients))
+        name = "a full bucket is reduced" if copies else "backward"
+        return Point(name, alive, self.buffers + whole + pending + parts(*copies), self.kept)
+
+    def _copies(self, waiting: list[int]) -> tuple[tuple[str, int], ...]:
+        """Return the copies that reducing a bucket makes: interleaved by rank, unless it is one even piece."""
+        job = self.job
+        kinds = [job.kinds[i] for i in waiting]
+        dtype = job.options.communication_dtype
+        item = DTYPE_BYTES[dtype] if dtype else kinds[0].itemsize
+        padded = sum(share(kind.numel, job.ranks) * job.ranks for kind in kinds) * item
+        alone = len(kinds) == 1 and kinds[0].numel % job.ranks == 0
+        found = [("copy of the bucket while it is reduced", 0 if alone else padded)]
+        if item != kinds[0].itemsize:
+            found.append(("cast to communication_data_type", sum(kind.numel for kind in kinds) * item))
+        if job.plan.host:
+            found.append(("copy that gloo's reduce-scatter makes", padded))
+        if job.options.offload_optimizer != "none":
+            part = max(share(kind.numel, job.ranks) for kind in kinds)
+            found.append(("norm of a gradient partition in fp64", 8 * min(part, NORM_PIECE)))
+        return tuple(found)
