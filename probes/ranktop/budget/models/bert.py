@@ -1,7 +1,7 @@
 """BERT: an encoder with post-norm blocks and biases everywhere.
 
 Options: ``head`` = ``mlm`` (default), ``pretraining`` (masked words and next sentence), ``classifier`` (of sequences),
-``tokens`` (of tokens, or question answering) or ``none``; ``pooler`` (what the head needs); ``labels`` (2) and
+``tokens`` (classifier of tokens), ``answers`` (question answering) or ``none``; ``pooler`` (what the head needs); ``labels`` (2) and
 ``type_vocab`` (2).
 """
 
@@ -12,7 +12,14 @@ from typing import Final
 from ranktop.budget.model import BadInput, Model, Tensor
 from ranktop.budget.models.section import Section, embedding, flag, linear, need, norm, size, word
 
-_POOLED: Final = {"mlm": False, "pretraining": True, "classifier": True, "tokens": False, "none": True}
+_POOLED: Final = {
+    "mlm": False,
+    "pretraining": True,
+    "classifier": True,
+    "tokens": False,
+    "answers": False,
+    "none": True,
+}
 """Head -> whether it reads the pooler's output."""
 
 
@@ -36,8 +43,9 @@ def sections(model: Model) -> tuple[Section, ...]:
         after += _words(model)
     if head == "pretraining":
         after += linear("cls.seq_relationship", 2, h, "classifier", None, bias=True)
-    elif head in ("classifier", "tokens"):
-        after += linear("classifier", size(model, "labels", 2), h, "classifier", None, bias=True)
+    elif head in ("classifier", "tokens", "answers"):
+        name = "qa_outputs" if head == "answers" else "classifier"
+        after += linear(name, size(model, "labels", 2), h, "classifier", None, bias=True)
     # position_ids and token_type_ids are int64.
     return (
         Section(before, buffer_bytes=2 * 8 * model.positions),

@@ -49,15 +49,15 @@ DECODERS: Final[dict[str, Decoder]] = {
     "qwen2_moe": Decoder(positions=32768, kv_heads=16, experts="num_experts", per_token=4, shared_ffn=5632,
                          expert_ffn="moe_intermediate_size"),
     "qwen3": Decoder(positions=32768, kv_heads=32, head_dim=128, biases=_BOTH, options={"qk_norm": "head"}),
-    "qwen3_moe": Decoder(positions=32768, kv_heads=4, biases=_BOTH, options={"qk_norm": "head"}, per_token=8,
-                         experts="num_experts", expert_ffn="moe_intermediate_size"),
+    "qwen3_moe": Decoder(positions=32768, kv_heads=4, biases=_BOTH, per_token=8,
+                         options={"qk_norm": "head", "router_last": True}, experts="num_experts", expert_ffn="moe_intermediate_size"),
     "gemma": Decoder(positions=8192, kv_heads=16, head_dim=256, tied=True, biases=_BOTH, options=_GEMMA,
                      activation="gelu_pytorch_tanh"),
     "gemma2": Decoder(positions=8192, kv_heads=4, head_dim=256, tied=True, biases=_BOTH,
                       options={**_GEMMA, "norms": "both"}, activation="gelu_pytorch_tanh"),
     "gemma3_text": Decoder(positions=131072, kv_heads=4, head_dim=256, tied=True, biases=_BOTH, heads=8, vocab=262208,
                            ffn=9216, activation="gelu_pytorch_tanh",
-                           options={**_GEMMA, "norms": "both", "qk_norm": "head", "rotary_tables": 2}),
+                           options={**_GEMMA, "norms": "both", "qk_norm": "head"}),
     "phi3": Decoder(positions=4096, options={"fused": True}),
     "olmo": Decoder(biases=_BOTH, options={"norms": "none"}),
     "olmo2": Decoder(biases=_BOTH, options={"norms": "post", "qk_norm": "hidden"}),
@@ -125,6 +125,8 @@ def _options(
         options["qkv_bias"] = fields.flag("qkv_bias", True)
     if kind == "phi3":
         options["rotary"] = _rotary(fields)
+    if kind == "gemma3_text":
+        options["rotary_tables"] = _attention_types(fields, layers)
     if fields.has("sliding_window") and fields.flag("use_sliding_window", not kind.startswith("qwen")):
         options["window"] = fields.whole("sliding_window")
     if experts:
@@ -136,6 +138,15 @@ def _rotary(fields: Fields) -> float:
     nested = fields.config.get("rope_parameters")
     inner = Fields(nested, fields.where) if isinstance(nested, dict) else fields
     return inner.share("partial_rotary_factor", default=fields.share("partial_rotary_factor", default=1.0))
+
+
+def _attention_types(fields: Fields, layers: int) -> int:
+    """Return how many sorts of attention Gemma 3 mixes: every sixth block sees the whole sequence."""
+    types = fields.config.get("layer_types")
+    if isinstance(types, list) and types:
+        return len(set(map(str, types)))
+    period = fields.whole("sliding_window_pattern", "_sliding_window_pattern", default=6)
+    return 2 if 1 < period <= layers else 1
 
 
 def _experts(fields: Fields, own: Decoder, layers: int) -> dict[str, bool | int | float | str]:

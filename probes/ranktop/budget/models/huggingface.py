@@ -23,7 +23,7 @@ _TEXT_OF: Final = {"gemma3": "gemma3_text", "mistral3": "mistral", "llava": "lla
 
 _BERT_HEADS: Final = {
     "MaskedLM": "mlm", "LMHeadModel": "mlm", "PreTraining": "pretraining", "SequenceClassification": "classifier",
-    "MultipleChoice": "classifier", "TokenClassification": "tokens", "QuestionAnswering": "tokens", "Model": "none",
+    "MultipleChoice": "classifier", "TokenClassification": "tokens", "QuestionAnswering": "answers", "Model": "none",
 }  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def _bert(fields: Fields, kind: str, name: str) -> Model:
         "type_vocab": fields.whole("type_vocab_size", default=2),
         **_dropouts(dropout, fields.share("attention_probs_dropout_prob", default=0.1), dropout),
     }
-    if head in ("classifier", "tokens"):
+    if head in ("classifier", "tokens", "answers"):
         options["labels"] = fields.labels()
     return Model(
         name=name,

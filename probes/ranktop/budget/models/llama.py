@@ -7,7 +7,8 @@ Options: ``qkv_bias``, ``o_bias``, ``mlp_bias`` (False); ``qk_norm`` = ``head`` 
 Gemma 3) or ``hidden`` (over all heads: OLMo 2); ``norms`` = ``pre``, ``both`` (also behind attention and MLP: Gemma 2
 and 3), ``post`` (only there: OLMo 2) or ``none`` (norms without weights: OLMo); ``fused`` (q, k, v in one layer, gate
 and up in one: Phi-3). Mixture of experts: ``expert_ffn`` (0 = ``ffn``), ``shared_ffn`` (0 = no shared expert),
-``dense_layers`` (indexes of layers without experts, by commas). Buffers: ``rotary`` (1.0, the share of a head that is
+``dense_layers`` (indexes of layers without experts, by commas), ``router_last`` (the router behind the experts: Qwen3).
+Buffers: ``rotary`` (1.0, the share of a head that is
 rotated), ``rotary_tables`` (1; Gemma 3 has one for local and one for global attention), ``embedding_scale`` (False).
 """
 
@@ -90,11 +91,12 @@ def _mlp(model: Model, ffn: int, name: str = "mlp") -> tuple[Tensor, ...]:
 def _experts(model: Model) -> tuple[Tensor, ...]:
     h, count = model.hidden, model.experts
     ffn, shared = size(model, "expert_ffn") or model.ffn, size(model, "shared_ffn")
-    tensors: tuple[Tensor, ...] = (
-        Tensor(f"{_BLOCK}.mlp.gate.weight", (count, h), role="router"),
+    router = (Tensor(f"{_BLOCK}.mlp.gate.weight", (count, h), role="router"),)
+    routed = (
         Tensor(f"{_BLOCK}.mlp.experts.gate_up_proj", (count, 2 * ffn, h), role="gate_up", split=1, expert=True),
         Tensor(f"{_BLOCK}.mlp.experts.down_proj", (count, h, ffn), role="down", split=2, expert=True),
     )
+    tensors: tuple[Tensor, ...] = (*routed, *router) if flag(model, "router_last") else (*router, *routed)
     if shared:
         tensors += _mlp(model, shared, "mlp.shared_expert")
         tensors += (Tensor(f"{_BLOCK}.mlp.shared_expert_gate.weight", (1, h), role="shared_gate"),)
