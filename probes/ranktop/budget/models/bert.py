@@ -1,8 +1,8 @@
 """BERT: an encoder with post-norm blocks and biases everywhere.
 
 Options: ``head`` = ``mlm`` (default), ``pretraining`` (masked words and next sentence), ``classifier`` (of sequences),
-``tokens`` (classifier of tokens), ``answers`` (question answering) or ``none``; ``pooler`` (what the head needs); ``labels`` (2) and
-``type_vocab`` (2).
+``tokens`` (classifier of tokens), ``answers`` (question answering) or ``none``; ``pooler`` (what the head needs);
+``labels`` (2) and ``type_vocab`` (2).
 """
 
 from __future__ import annotations
@@ -12,23 +12,18 @@ from typing import Final
 from ranktop.budget.model import BadInput, Model, Tensor
 from ranktop.budget.models.section import Section, embedding, flag, linear, need, norm, size, word
 
-_POOLED: Final = {
-    "mlm": False,
-    "pretraining": True,
-    "classifier": True,
-    "tokens": False,
-    "answers": False,
-    "none": True,
-}
-"""Head -> whether it reads the pooler's output."""
+_HEADS: Final = ("mlm", "pretraining", "classifier", "tokens", "answers", "none")
+
+_POOLED: Final = ("pretraining", "classifier", "none")
+"""Heads that read the pooler's output."""
 
 
 def sections(model: Model) -> tuple[Section, ...]:
     """Return embeddings, the blocks, and what the task puts on top."""
     need(model, "layers", "hidden", "heads", "ffn", "vocab", "positions")
     head = word(model, "head", "mlm")
-    if head not in _POOLED:
-        raise BadInput(f"{model.name or model.family}: head must be one of {', '.join(_POOLED)}, not {head!r}")
+    if head not in _HEADS:
+        raise BadInput(f"{model.name or model.family}: head must be one of {', '.join(_HEADS)}, not {head!r}")
     h = model.hidden
     before = (
         embedding("bert.embeddings.word_embeddings.weight", model.vocab, h),
@@ -37,7 +32,7 @@ def sections(model: Model) -> tuple[Section, ...]:
         *(_first(tensor) for tensor in norm("bert.embeddings.LayerNorm", h, bias=True)),
     )
     after: tuple[Tensor, ...] = ()
-    if flag(model, "pooler", _POOLED[head]):
+    if flag(model, "pooler", head in _POOLED):
         after += linear("bert.pooler.dense", h, h, "dense", None, bias=True)
     if head in ("mlm", "pretraining"):
         after += _words(model)

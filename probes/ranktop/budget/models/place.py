@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.model import BadInput, Model, NoRule, Tensor
 from ranktop.budget.models.adapters import Stored, adapters, check, is_linear, quantized
-from ranktop.budget.models.section import Section
+from ranktop.budget.models.section import Section, completed
 from ranktop.budget.models.stages import check_divides, check_layout, on_stage
 from ranktop.budget.models.tensors import sections
 from ranktop.budget.plan import Layout, Plan
@@ -25,6 +25,7 @@ def inventory(model: Model, plan: Plan) -> Inventory:
     check_layout(layout)
     if not model.family:
         return _flat(model, plan)
+    model = completed(model)
     check_divides("tp", layout.tensor, model.heads, "heads")
     model = _shared_heads(model, layout.tensor)
     if layout.expert > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ranktop.budget.model import BadInput, Model, Tensor
 
@@ -69,6 +69,22 @@ def need(model: Model, *fields: str) -> None:
         value = getattr(model, name)
         if value < 1:
             raise BadInput(f"{model.name or model.family}: {name} must be at least 1, not {value}")
+
+
+def completed(model: Model) -> Model:
+    """Return the model with what follows from its other sizes: key/value heads as heads, and the heads' dimension.
+
+    Raises BadInput when the heads do not divide what they have to share.
+    """
+    heads, kv_heads = model.heads, model.kv_heads or model.heads
+    if heads > 0 and heads % kv_heads:
+        raise BadInput(f"{model.name or model.family}: {kv_heads} key/value heads do not divide {heads} heads")
+    head_dim = model.head_dim
+    if heads > 0 and not head_dim:
+        if model.hidden % heads:
+            raise BadInput(f"{model.name or model.family}: {heads} heads do not divide the hidden size {model.hidden}")
+        head_dim = model.hidden // heads
+    return replace(model, kv_heads=kv_heads, head_dim=head_dim)
 
 
 def flag(model: Model, name: str, default: bool = False) -> bool:

@@ -7,7 +7,7 @@ from typing import Final
 
 from ranktop.budget.model import BadInput, Model, NoRule, Tensor
 from ranktop.budget.models import bert, gpt, gpt2, gpt_neox, llama, megatron, t5, vit
-from ranktop.budget.models.section import Section
+from ranktop.budget.models.section import Section, completed
 
 FAMILIES: Final[dict[str, Callable[[Model], tuple[Section, ...]]]] = {
     "gpt": gpt.sections,
@@ -32,6 +32,7 @@ def sections(model: Model, tensor: int = 1) -> tuple[Section, ...]:
     family = FAMILIES.get(model.family)
     if family is None:
         raise BadInput(f"unknown family {model.family!r}; known are {', '.join(FAMILIES)}")
+    model = completed(model)
     return family(megatron.padded(model, tensor) if family is megatron.sections else model)
 
 
