@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from case_table import UNITS, Case, NotAsked, answers
@@ -50,7 +49,9 @@ def plan(i: dict[str, Any], **more: Any) -> Plan:
     fields: dict[str, Any] = {
         "precision": PRECISIONS[i.get("prec", "fp32")],
         "optimizer": by_name(OPTIMIZERS[i.get("opt", "adamw")], **options),
-        "batch": Batch(micro_batch=int(i.get("B", 4)), sequence_length=int(i.get("S", 128)), accumulation=int(i.get("ga", 1))),
+        "batch": Batch(
+            micro_batch=int(i.get("B", 4)), sequence_length=int(i.get("S", 128)), accumulation=int(i.get("ga", 1))
+        ),
         "checkpointing": i.get("ckpt") or "none",
         "attention": i.get("mode", "sdpa"),
         "loss": "upcast" if i.get("fp32_logits", True) in (True, "True") else "plain",
@@ -85,6 +86,34 @@ def single_peak(case: Case) -> float:
 @answers("own MemTracker run, FakeTensorMode", "steady_state")
 def single_steady(case: Case) -> float:
     return known(budget(case.inputs, plan(case.inputs)).total("step_start"))
+
+
+MIXED = {"bf16_fp32": ("bfloat16", "float32"), "bf16_bf16": ("bfloat16", "bfloat16")}
+
+
+def fsdp2(i: dict[str, Any]) -> Plan:
+    ranks, hybrid = int(i["N"]), bool(i.get("hsdp"))
+    compute, reduce = MIXED.get(i.get("mp") or "", (None, None))
+    stored = "bfloat16" if i["prec"] == "bf16" else "float32"
+    replicas = 2 if hybrid else 1
+    kept = str(i.get("raf")) == "False"
+    return plan(
+        i,
+        strategy="fsdp2",
+        fsdp=Fsdp(sharding=("hybrid-" if hybrid else "") + "grad-op" if kept else "hybrid" if hybrid else "full"),
+        layout=Layout(world_size=ranks, replicate=replicas, shard=ranks // replicas),
+        precision=Precision(parameters=stored, compute=compute, reduce=reduce),
+    )
+
+
+@answers("own FSDPMemTracker run", "peak_allocated")
+def fsdp2_peak(case: Case) -> float:
+    return peak(budget(case.inputs, fsdp2(case.inputs)))
+
+
+@answers("own FSDPMemTracker run", "steady_state")
+def fsdp2_steady(case: Case) -> float:
+    return known(budget(case.inputs, fsdp2(case.inputs)).total("step_start"))
 
 
 def ddp(i: dict[str, Any]) -> Plan:

@@ -49,7 +49,7 @@ def place(inventory: Inventory, layers: int) -> Place:
 def _without_units(inventory: Inventory) -> tuple[int, ...]:
     """Return the order with indices of kinds that differ by their unit alone made equal."""
     kinds = inventory.kinds
-    if not kinds or kinds[-1].unit == kinds[0].unit == 0:
+    if not any(kind.unit for kind in kinds):
         return inventory.order
     index: dict[tuple[object, ...], int] = {}
     same = [

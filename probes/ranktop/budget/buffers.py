@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ranktop.budget import data_parallel, ddp_buffers
+from ranktop.budget import data_parallel, ddp_buffers, fsdp2_buffers, fsdp_units
 from ranktop.budget.composition import Point, amount, backward_points, forward_points, parts
 from ranktop.budget.job import Job
 from ranktop.budget.terms import Amount, Part
@@ -14,7 +14,9 @@ BROADCAST = 250 * 2**20
 def standing(job: Job, gradients: int) -> tuple[Part, ...]:
     """Return what stays through the whole step, given the bytes of gradients that exist."""
     module = job.inventory.buffer_bytes
-    own = (Part("module buffers", module),) if module else ()
+    own = parts(("module buffers", module), seen=True)
+    if job.activations is not None:
+        own += parts(("workspace of the layers", job.activations.workspace))
     return own + ddp_buffers.buckets(job.inventory, job.plan, gradients)
 
 
@@ -24,14 +26,37 @@ def at(job: Job, moment: str, gradients: int) -> Amount:
     if moment == "load" and ddp_buffers.has_reducer(job.plan):
         size = min(BROADCAST, job.held.parameters.bytes or 0)
         found += parts(("first broadcast of the parameters", size))
+    if _sharded(job):
+        found += _sharded_at(job, moment)
     return amount(found, _RULES.get(job.plan.strategy, "module buffers"))
+
+
+def _sharded_at(job: Job, moment: str) -> tuple[Part, ...]:
+    step = _fsdp2(job)
+    if moment in ("forward_end", "backward_start"):
+        return step.between()
+    if moment == "load":
+        return parts(("one unit, whole, while it is sharded", step.units.block.gathered))
+    if moment == "checkpoint_save":
+        return parts(("largest parameter, gathered for a full state dict", step.units.largest))
+    return ()
 
 
 _RULES = {"ddp": "DDP: buckets for every gradient", "zero-redundancy": "DDP: buckets for every gradient"}
 
 
+def _fsdp2(job: Job) -> fsdp2_buffers.Step:
+    return fsdp2_buffers.Step(job, fsdp_units.units(job))
+
+
+def _sharded(job: Job) -> bool:
+    return job.plan.fsdp is not None or job.plan.strategy.startswith("fsdp")
+
+
 def forward(job: Job) -> list[Point]:
     """Return the points of forward at which memory may be highest."""
+    if _sharded(job):
+        return [_with_standing(job, point) for point in _fsdp2(job).forward()]
     alive, kept = job.activations, job.kept
     points = [Point("forward", gradients=kept)] if alive is None else forward_points(alive, kept)
     return [_with_standing(job, point) for point in points]
@@ -39,11 +64,13 @@ def forward(job: Job) -> list[Point]:
 
 def backward(job: Job) -> list[Point]:
     """Return the points of backward at which memory may be highest."""
+    if _sharded(job):
+        return [_with_standing(job, point) for point in _fsdp2(job).backward()]
     alive, full, kept = job.activations, job.full, job.kept
     if alive is None:
         points = [Point("end of backward", gradients=full)]
     else:
-        points = backward_points(alive, job.shares, full, kept)
+        points = backward_points(alive, job.shares, full, kept, job.every)
     if job.plan.strategy == "dp":
         last = points[-1]
         extra = data_parallel.adding_up(job.full, job.plan)

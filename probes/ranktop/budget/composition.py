@@ -79,42 +79,85 @@ def forward_points(alive: Activations, gradients: int) -> list[Point]:
     return [Point("loss, in forward", at_loss, gradients=gradients)]
 
 
-def backward_points(alive: Activations, shares: Shares, full: int, kept: int) -> list[Point]:
-    """Return where backward may be highest: at the loss, in the last block, in the first block, at its end.
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A point inside the backward of one checkpointed segment (of one block without checkpointing)."""
 
-    ``full`` are the bytes of all gradients; ``kept`` those that exist before this backward: of earlier
-    micro-batches, or views of buckets. In the blocks activations fall and gradients grow evenly, so that the
-    highest point is at one of the ends. Source: torch's engine frees what a node saved once the node has run, and
-    a gradient is taken over as it is when there is none yet (AccumulateGrad).
+    left: int
+    """Segments that are not through, this one included."""
+    of: int
+    """Segments in all."""
+    made: int
+    """Gradients of this segment's parameters by then, in the dtype that backward computes in."""
+    parts: tuple[Part, ...]
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        where = {self.of: "last", 1: "first"}.get(self.left, "second to last" if self.left == self.of - 1 else "inner")
+        return f"backward of the {where} block"
+
+
+def stages(alive: Activations, every: int, last: int, lefts: Iterable[int] = ()) -> list[Stage]:
+    """Return the points at which backward may be highest, in the last and the first block (and ``lefts``).
+
+    From block to block activations fall and gradients grow evenly, so that one of the ends is the highest. Inside a
+    block the activations speak (``Activations.backward``); without them the gradient of the block's ``last`` matrix
+    is made while nothing has been freed. ``every`` = blocks in one checkpointed segment.
     """
-    points = [Point("loss", saved_parts(alive) + parts(("gradients of the logits", alive.loss_backward)), (), kept)]
+    of = max(1, -(-alive.layers // every))
+    points = alive.backward or ((alive.blocks // of + alive.recomputed + alive.block_backward, last),)
+    outside = alive.outside - max(0, min(alive.after, alive.outside))
     others = alive.in_flight - 1
-    waiting = others * (alive.blocks + alive.outside + alive.inputs)
-    after = max(0, min(alive.after, alive.outside))
-    for name, left in (("last block", alive.layers), ("first block", 1)):
-        held = alive.blocks * left // max(1, alive.layers)
-        made = shares.after + (shares.blocks - min(left, shares.blocks)) * shares.block + shares.last
-        points.append(
-            Point(
-                name,
-                parts(
-                    ("activations of the other micro-batches in flight", waiting),
-                    (f"{left} block{'s' if left > 1 else ''}, not yet through backward", held),
-                    ("outside of the blocks", alive.outside - after),
-                    ("inputs", alive.inputs),
-                    ("low-precision copies of the weights (autocast)", alive.casts * left // max(1, alive.layers)),
-                    ("recomputed activations", alive.recomputed),
-                    ("gradients of activations", alive.block_backward),
-                ),
-                gradients=kept or min(full, made),
-            )
+    found = []
+    for left in sorted({of, 1, *(x for x in lefts if 1 <= x <= of)}, reverse=True):
+        common = parts(
+            (
+                "activations of the other micro-batches in flight",
+                others * (alive.blocks + alive.outside + alive.inputs),
+            ),
+            (f"{left - 1} blocks not yet reached", alive.blocks * (left - 1) // of),
+            ("outside of the blocks", outside),
+            ("inputs", alive.inputs),
+            ("low-precision copies of the weights (autocast)", alive.casts * left // of),
         )
-    end = parts(
-        ("activations of the other micro-batches in flight", waiting),
+        for held, made in points:
+            inside = parts(("this block's activations and their gradients", held))
+            found.append(Stage(left, of, made, common + inside))
+    return found
+
+
+def at_loss(alive: Activations) -> tuple[Part, ...]:
+    """Return what is alive when backward goes through the loss."""
+    return saved_parts(alive) + parts(("gradients of the logits", alive.loss_backward))
+
+
+def at_end(alive: Activations) -> tuple[Part, ...]:
+    """Return what is alive when backward reaches the embedding."""
+    others = alive.in_flight - 1
+    return parts(
+        ("activations of the other micro-batches in flight", others * (alive.blocks + alive.outside + alive.inputs)),
         ("inputs", alive.inputs),
         ("gradient of the embedding's output", alive.boundary),
     )
-    points.append(Point("end of backward", end, gradients=max(full, kept)))
+
+
+def backward_points(alive: Activations, shares: Shares, full: int, kept: int, every: int = 1) -> list[Point]:
+    """Return where backward may be highest: at the loss, in the last block, in the first block, at its end.
+
+    ``full`` are the bytes of all gradients; ``kept`` those that exist before this backward: of earlier
+    micro-batches, or views of buckets. Source: torch's engine frees what a node saved once the node has run; a
+    gradient is taken over as it is when there is none yet, else added to it at once (AccumulateGrad).
+    """
+    points = [Point("loss", at_loss(alive), (), kept)]
+    for stage in stages(alive, every, shares.last):
+        done = (stage.of - stage.left) * every * shares.block
+        if kept:
+            at_hand = parts(("gradient of the matrix at hand", min(stage.made, shares.last)))
+            points.append(Point(stage.name, stage.parts + at_hand, gradients=kept))
+        else:
+            points.append(Point(stage.name, stage.parts, gradients=min(full, shares.after + done + stage.made)))
+    points.append(Point("end of backward", at_end(alive), gradients=max(full, kept)))
     return points
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from ranktop.budget import buffers, optimizer_step, states
+from ranktop.budget import buffers, megatron, optimizer_step, states
 from ranktop.budget import runtime as processes
 from ranktop.budget.activations.saved import Activations
 from ranktop.budget.composition import NO_ACTIVATIONS, Point, amount, highest, parts, saved_parts
@@ -39,6 +39,9 @@ def expected(
     own = processes.runtime(plan) if runtime is None else runtime
     if plan.zero is not None:
         return _deepspeed(inventory, plan, activations, first_step, own)
+    if plan.stack == "megatron" and plan.fsdp is None:
+        found = megatron.moments(inventory, plan, activations, first_step)
+        return Budget({moment: {**table, "runtime": own} for moment, table in found.items()})
     plan = habits(plan)
     held = states.held_of(inventory, plan)
     if held is None:
@@ -93,7 +96,21 @@ def _at_moment(job: Job, moment: str) -> dict[str, Amount]:
         activations = amount(saved_parts(alive), alive.rule, alive.within)
     else:
         activations = amount(parts(("inputs", alive.inputs)), "tokens and labels of the micro-batch")
-    return {**buffers.adjust(job, moment, found), "activations": activations, "buffers": buffers.at(job, moment, size)}
+    return {
+        **buffers.adjust(job, moment, found),
+        "activations": _rounded(job, activations, size, moment == "step_end" or not job.first_step),
+        "buffers": buffers.at(job, moment, size),
+    }
+
+
+def _rounded(job: Job, found: Amount, gradients: int, stepped: bool) -> Amount:
+    """Add what the allocator adds to the states' tensors: live, it counts as activations."""
+    if found.bytes is None:
+        return found
+    more = job.rounding(gradients, stepped)
+    return replace(
+        found, bytes=found.bytes + more, parts=found.parts + parts(("rounding to the allocator's blocks", more))
+    )
 
 
 def _highest(job: Job, moment: str, points: list[Point]) -> dict[str, Amount]:
@@ -109,7 +126,7 @@ def _highest(job: Job, moment: str, points: list[Point]) -> dict[str, Amount]:
         gradients = job.held.gradients
     return {
         **buffers.adjust(job, moment, {**found, "gradients": gradients}),
-        "activations": activations,
+        "activations": _rounded(job, activations, best.gradients, not job.first_step),
         "buffers": amount(best.buffers, rule, job.buffers_within),
     }
 
@@ -121,6 +138,7 @@ def _step(job: Job) -> dict[str, Amount]:
     temporaries = optimizer_step.temporaries(held.pieces, job.plan)
     alive = job.activations
     gradients = found["gradients"]
+    size = gradients.bytes or 0
     if held.copied:
         gradients = _with_copies(gradients, held)
     inputs = parts(("inputs", alive.inputs if alive is not None else 0))
@@ -128,8 +146,8 @@ def _step(job: Job) -> dict[str, Amount]:
     within = temporaries.within
     return {
         **buffers.adjust(job, "optimizer_step", {**found, "gradients": gradients, "optimizer": held.optimizer}),
-        "activations": amount(inputs + extra, temporaries.rule, within),
-        "buffers": buffers.at(job, "optimizer_step", found["gradients"].bytes or 0),
+        "activations": _rounded(job, amount(inputs + extra, temporaries.rule, within), size, True),
+        "buffers": buffers.at(job, "optimizer_step", size),
     }
 
 

@@ -97,7 +97,7 @@ def flat_layout(kinds: list[Kind], ranks: int, align: int) -> tuple[list[tuple[K
     return spans, end + (-end % ranks if align else 0)
 
 
-def _alignment(kinds: list[Kind], plan: Plan) -> int:
+def flat_alignment(kinds: list[Kind], plan: Plan) -> int:
     """Return the elements in 16 bytes of the dtype that is computed in (``_get_aligned_numel``)."""
     compute = plan.precision.compute
     return max(1, 16 // (DTYPE_BYTES[compute] if compute else kinds[0].itemsize))
@@ -130,7 +130,7 @@ def _flat(inventory: Inventory, plan: Plan, fsdp: Fsdp) -> Held:
             gradients += sum(kind.numel * gradient_itemsize(kind, plan) for kind in kinds if kind.trainable)
             pieces += map(whole_piece, kinds)
             continue
-        align = _alignment(kinds, plan) if fsdp.use_orig_params else 0
+        align = flat_alignment(kinds, plan) if fsdp.use_orig_params else 0
         spans, length = flat_layout(kinds, ranks, align)
         shard = length if whole else -(-length // ranks)
         low = 0 if whole else shard * layout.shard_rank

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from ranktop.budget import rounding
 from ranktop.budget.activations.saved import Activations
 from ranktop.budget.blocks import Place, place, size
 from ranktop.budget.composition import Shares
@@ -49,9 +50,37 @@ class Job:
             blocks=found.repeats,
         )
 
+    @cached_property
+    def _over(self) -> tuple[int, int, int]:
+        """What the allocator adds to parameters, gradients and optimizer states."""
+        inventory, plan = self.inventory, self.plan
+        if plan.strategy == "dp" and plan.layout.replicate_rank:
+            return 0, 0, 0
+        return (
+            rounding.of_parameters(inventory, plan),
+            rounding.of_gradients(inventory, plan),
+            rounding.of_optimizer(self.held, plan),
+        )
+
+    def rounding(self, gradients: int, stepped: bool) -> int:
+        """Return what the allocator adds when so many bytes of gradients, and optimizer states, exist."""
+        over = self._over
+        share = over[1] * min(gradients, self.full) // self.full if self.full else 0
+        return over[0] + share + (over[2] if stepped else 0)
+
     def gradient(self, kind: Kind) -> int:
         """Return the bytes of a parameter's whole gradient."""
         return prod(kind.shape) * gradient_itemsize(kind, self.plan) if kind.trainable else 0
+
+    @property
+    def every(self) -> int:
+        """Blocks in one checkpointed segment."""
+        return max(1, self.plan.checkpoint_every) if self.plan.checkpointing == "full" else 1
+
+    @property
+    def waits(self) -> bool:
+        """Whether this backward leaves its gradients unreduced, or adds to such of earlier micro-batches."""
+        return "backward_start" in self.plan.unsharded_gradients_at
 
     @property
     def full(self) -> int:
