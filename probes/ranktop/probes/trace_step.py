@@ -1,0 +1,198 @@
+"""Runs one forward and backward of a model and reads from the timeline what lived when."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from ranktop.probes.trace_feed import Feed
+from ranktop.probes.trace_gpu import cuda_kernels
+from ranktop.probes.trace_timeline import Timeline, tensors_in
+
+_MATTERS: Final = 0.05
+"""Share of a block's gradients below which one of them does not begin a stage."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Bytes of one training step at one depth, batch and sequence, as ``Activations`` names them."""
+
+    saved: int
+    """Alive for backward outside of ``logits`` and ``casts``: what blocks and their surroundings keep."""
+    after: int
+    """Part of ``saved`` that follows the blocks: the final norm's."""
+    logits: int
+    casts: int
+    inputs: int
+    boundary: int
+    loss_forward: int
+    loss_backward: int
+    block_backward: int
+    """On top of what is saved when a block's backward begins; with checkpointing, what is recomputed is in it."""
+    stages: tuple[tuple[int, int], ...]
+    """The last block's backward by stages: the most that lives on top of what was saved when it began (negative once
+    more is freed than made), and the bytes of its parameters' gradients made by then."""
+    parameters: int
+    """Number of parameters, tied ones once."""
+    parameter_bytes: int
+
+    @property
+    def peak(self) -> int:
+        """All that lives on top of the states when backward goes through the loss."""
+        return self.saved + self.logits + self.casts + self.inputs + max(self.loss_forward, self.loss_backward)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a step is run."""
+
+    feed: Feed
+    autocast: torch.dtype | None = None
+    gpu: bool = True
+    """Count what CUDA's kernels save instead of what the CPU's do."""
+
+
+def read_step(model: Any, blocks: list[Any], setup: Setup, batch: int, sequence: int, checkpointed: bool) -> Reading:
+    """Run one forward and backward and return what was read; the model's gradients are gone afterwards."""
+    timeline = Timeline(setup.gpu)
+    parameters = list(model.parameters())
+    timeline.ignore([*parameters, *model.buffers()])
+    args, kwargs, labels = setup.feed.make(model, batch, sequence)
+    with torch.no_grad():
+        for tensor in tensors_in([args, kwargs, labels]):
+            timeline.add(tensor)
+    inputs = timeline.numbers(tensors_in([args, kwargs, labels]))
+    watcher = _Watcher(timeline, blocks)
+    try:
+        with _checkpointing(blocks if checkpointed else []), watcher.watching(model), cuda_kernels(setup.gpu):
+            context = nullcontext() if setup.autocast is None else torch.autocast("cpu", setup.autocast)
+            with context, timeline:
+                output = model(*args, **kwargs)
+                loss = setup.feed.scalar(output, labels)
+            timeline.mark("backward")
+            watcher.forwarding = False
+            with timeline:
+                loss.backward()
+            gradients = timeline.numbers(p.grad for p in parameters)
+        # The output is still held here, as a training loop's variable holds it.
+        return _reading(timeline, watcher, inputs, gradients, parameters)
+    finally:
+        for parameter in parameters:
+            parameter.grad = None
+
+
+@contextmanager
+def _checkpointing(blocks: list[Any]) -> Iterator[None]:
+    """Let blocks keep only their inputs and recompute the rest, each a segment of its own."""
+    own = [block.__dict__.get("forward") for block in blocks]
+    try:
+        for block in blocks:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+        yield
+    finally:
+        for block, forward in zip(blocks, own, strict=True):
+            block.__dict__.pop("forward", None)
+            if forward is not None:
+                block.forward = forward
+
+
+class _Watcher:
+    """Marks on the timeline where blocks begin and end, forward and backward."""
+
+    def __init__(self, timeline: Timeline, blocks: list[Any]) -> None:
+        self.forwarding = True
+        """False once backward runs: recomputation calls modules again."""
+        self.boundary = 0
+        self.run = 0
+        """Blocks that have run forward."""
+        self._timeline = timeline
+        self._blocks = blocks
+
+    @contextmanager
+    def watching(self, model: Any) -> Iterator[None]:
+        """Keep hooks on the modules of a model."""
+        handles = [block.register_forward_hook(self._after_block) for block in self._blocks]
+        for module in model.modules():
+            if module._parameters:
+                handles.append(module.register_forward_pre_hook(self._before_leaf))  # noqa: PERF401
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _before_leaf(self, module: Any, args: Any) -> None:
+        if self.forwarding:
+            self._timeline.mark("leaf", last=True)
+
+    def _after_block(self, module: Any, args: Any, output: Any) -> None:
+        if not self.forwarding:
+            return
+        index, self.run = self.run, self.run + 1
+        self._timeline.mark("blocks end", last=True)
+        grown = next((t for t in tensors_in(output) if t.requires_grad), None)
+        if grown is not None:
+            self.boundary = grown.numel() * grown.element_size()
+            grown.register_hook(self._backward_of(index))
+
+    def _backward_of(self, index: int) -> Callable[[Any], None]:
+        def hook(_: Any) -> None:
+            self._timeline.mark(f"block {index}")
+
+        return hook
+
+
+def _reading(
+    timeline: Timeline, watcher: _Watcher, inputs: set[int], gradients: set[int], parameters: list[Any]
+) -> Reading:
+    marks = timeline.marks
+    start = marks["backward"]
+    end_of_blocks = marks.get("blocks end", 0)
+    head = max(end_of_blocks, marks.get("leaf", 0))
+    saved = timeline.alive_at(start) - inputs
+    casts = saved & timeline.casts
+    logits = (saved & timeline.born_from(head)) - casts
+    live = timeline.live(without=inputs | gradients)
+    last = marks.get(f"block {watcher.run - 1}", len(timeline.events))
+    stages = _stages(timeline, live, saved, gradients, last, marks.get(f"block {watcher.run - 2}"))
+    return Reading(
+        saved=timeline.bytes(saved - casts - logits),
+        after=timeline.bytes((saved & timeline.born_from(end_of_blocks)) - timeline.born_from(head) - casts),
+        logits=timeline.bytes(logits),
+        casts=timeline.bytes(casts),
+        inputs=timeline.bytes(inputs),
+        boundary=watcher.boundary,
+        loss_forward=max(live[end_of_blocks : start + 1]) - live[start],
+        loss_backward=max(live[start : last + 1]) - live[start],
+        block_backward=max([0, *(alive for alive, _ in stages)]),
+        stages=stages,
+        parameters=sum(p.numel() for p in parameters),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+    )
+
+
+def _stages(
+    timeline: Timeline, live: list[int], saved: set[int], gradients: set[int], begin: int, end: int | None
+) -> tuple[tuple[int, int], ...]:
+    """Return the stages of the last block's backward; a new one begins with every gradient that matters."""
+    if begin >= len(timeline.events):
+        return ()
+    stop = len(timeline.events) if end is None else end
+    kept = timeline.bytes(saved & timeline.alive_at(begin))
+    whole = timeline.bytes(gradients & set(timeline.events[begin:stop]))
+    stages, most, made, told = [], live[begin] - kept, 0, 0
+    for position in range(begin, stop):
+        event = timeline.events[position]
+        if event in gradients:
+            made += timeline.sizes[event]
+            if made - told >= _MATTERS * whole:
+                stages.append((most, told))
+                most, told = live[position + 1] - kept, made
+        most = max(most, live[position + 1] - kept)
+    return (*stages, (most, made))
