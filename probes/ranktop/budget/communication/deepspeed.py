@@ -107,16 +107,21 @@ def _stage_3(step: Step, job: Job) -> Iterator[Collective]:
     """
     options, n, micro = job.options, job.ranks, step.micro_steps
     marks = persistent([k.numel for k in job.kinds], options.persistence_threshold, options.model_persistence_threshold)
-    gathered = [
+    gathered = tuple(
         Parameter(k.numel, share(k.numel, n) * n * k.itemsize, kept) for k, kept in zip(job.kinds, marks, strict=True)
-    ]
+    )
     tied = step.model is not None and step.model.tied and step.plan.layout.pipeline == 1
-    found = fetches(gathered, modules_of(job.kinds), options, tied=tied)
+    found = fetches(
+        gathered, modules_of(job.kinds), prefetch=options.prefetch_bucket_size, max_live=options.max_live_parameters,
+        reuse=options.max_reuse_distance, tied=tied,
+    )  # fmt: skip
     rule = "ZeRO-3: fetch and prefetch (DeepSpeed runtime/zero/partitioned_param_coordinator.py)"
     yield Collective(kind="all_gather", group=n, bytes=micro * found.forward, calls=micro * found.forward_calls,
-                     axis="shard", phase="forward", what="parameters, module by module", within=0.05, rule=rule)  # fmt: skip
+                     axis="shard", phase="forward", what="parameters, module by module", rule=rule,
+                     within=0.05)  # fmt: skip
     yield Collective(kind="all_gather", group=n, bytes=micro * found.backward, calls=micro * found.backward_calls,
-                     axis="shard", what="parameters again, but for those still there", within=0.05, rule=rule)  # fmt: skip
+                     axis="shard", what="parameters again, but for those still there", rule=rule,
+                     within=0.05)  # fmt: skip
     trained = [kind for group in job.groups for kind in group][::-1]
     yield Collective(
         kind="reduce_scatter", group=n,
