@@ -11,7 +11,7 @@ from ranktop.budget.models.adapters import Stored, adapters, check, is_linear, q
 from ranktop.budget.models.section import Section, completed
 from ranktop.budget.models.stages import check_divides, check_layout, on_stage
 from ranktop.budget.models.tensors import sections
-from ranktop.budget.plan import Layout, Plan
+from ranktop.budget.plan import Plan
 
 
 def inventory(model: Model, plan: Plan) -> Inventory:
@@ -120,7 +120,7 @@ class _Template:
 
 def _kinds(tensor: Tensor, model: Model, plan: Plan) -> Iterator[_Template]:
     """Yield what the rank stores for a tensor of the model: the tensor itself, or its frozen form and adapters."""
-    shape, placement, split = _own(tensor, plan.layout)
+    shape, placement, split = _own(tensor, plan)
     dtype, lora = plan.precision.parameters, plan.lora
     shards, shard_rank = _sharding(tensor, plan)
     group = -1 if plan.precision.master and plan.zero is None else 0
@@ -135,15 +135,17 @@ def _kinds(tensor: Tensor, model: Model, plan: Plan) -> Iterator[_Template]:
             shard_rank,
         )  # fmt: skip
     for adapter in adapters(tensor, lora, model.family == "gpt2"):
-        own, placed, uneven = _own(adapter, plan.layout)
+        own, placed, uneven = _own(adapter, plan)
         yield _Template(own, lora.dtype, True, group, placed, uneven, shards, shard_rank)
 
 
-def _own(tensor: Tensor, layout: Layout) -> tuple[tuple[int, ...], str, int | None]:
+def _own(tensor: Tensor, plan: Plan) -> tuple[tuple[int, ...], str, int | None]:
     """Return this rank's (shape, placement, size of the split dimension if uneven).
 
-    As DTensor does it: chunks of ceil(size / t) in order, the last ones short or empty.
+    As DTensor does it: chunks of ceil(size / t) in order, the last ones short or empty. Whole tensors are DTensors
+    (``R``) where their module is: biases of split layers, norms under sequence parallel.
     """
+    layout = plan.layout
     shape, t = tensor.shape, layout.tensor
     if tensor.expert and layout.expert > 1:
         shape = (shape[0] // layout.expert, *shape[1:])
@@ -151,7 +153,8 @@ def _own(tensor: Tensor, layout: Layout) -> tuple[tuple[int, ...], str, int | No
         return shape, "", None
     dim = tensor.split
     if dim is None:
-        return shape, "R", None
+        replicated = tensor.role == "bias" or (plan.sequence_parallel and tensor.role == "norm")
+        return shape, "R" if replicated else "", None
     whole = shape[dim]
     chunk = -(-whole // t)
     own = min(max(whole - layout.tensor_rank * chunk, 0), chunk)
