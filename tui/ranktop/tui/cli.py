@@ -115,6 +115,17 @@ def demo(
     raise typer.Exit(run_demo(strategy, ranks, minutes))
 
 
+@app.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
+)
+def plan(arguments: Annotated[list[str] | None, typer.Argument(metavar="[FLAGS]", hidden=True)] = None) -> None:
+    """Compare strategies for a model: memory per GPU by category, traffic, what fits; --help lists its flags."""
+    from ranktop.tui.plan import plan as run
+
+    raise typer.Exit(run(arguments or []))
+
+
 def choose(wanted: str) -> JobEntry:
     """Return the one live job that ``wanted`` names; exits with one clear line otherwise."""
     from ranktop.wire.endpoints import find_jobs
@@ -147,6 +158,11 @@ def fail(text: str, code: int) -> NoReturn:
 def main() -> None:
     """Run the command line. Output that cannot be written is one line, not a traceback."""
     try:
+        if sys.argv[1:2] == ["plan"]:
+            # Not by way of typer, whose reading of parameters alone takes longer than all strategies together.
+            from ranktop.tui.plan import plan as run
+
+            raise SystemExit(run(sys.argv[2:]))
         app()
         sys.stdout.flush()
     except BrokenPipeError:

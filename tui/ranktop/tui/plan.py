@@ -1,0 +1,99 @@
+"""``ranktop plan``: every strategy for one run, side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from ranktop.budget.model import BadInput
+from ranktop.tui.planning.flags import PlanFlags, parser, read
+
+DONE: Final = 0
+USAGE: Final = 2
+
+TEXT: Final = "What a training run needs per GPU under every strategy: memory by category, traffic, and what fits."
+
+EXAMPLES: Final = """\
+examples:
+  ranktop plan --model llama-3-8b --world-size 8 --gpu h100
+  ranktop plan --model ./config.json --world-size 64 --deepspeed ds.json --strategy zero2,zero3 --json
+  ranktop plan --params 7.5e9 --world-size 64
+"""
+
+
+def plan(arguments: Sequence[str]) -> int:
+    """Run the command with the arguments behind its name and return the exit code: 0, or 2 for bad usage."""
+    try:
+        flags = read(PlanFlags, parser(PlanFlags, "plan", TEXT, EXAMPLES), arguments)
+        text = _text(flags)
+    except BadInput as error:
+        complain(str(error))
+        return USAGE
+    put(text)
+    return DONE
+
+
+def _text(flags: PlanFlags) -> str:
+    """Return what is printed, whole: a complaint leaves nothing half said."""
+    from ranktop.tui.planning.request import request
+
+    asked = request(flags)
+    if flags.fit:
+        from ranktop.tui.planning.fitting import text
+
+        return text(asked, as_json=flags.json, width=columns())
+    from ranktop.tui.planning.answer import answer
+
+    found = answer(asked)
+    if flags.json:
+        import json
+
+        from ranktop.tui.planning.as_json import answer_json
+
+        return json.dumps(answer_json(found), indent=2) + "\n"
+    from ranktop.tui.planning.page import page
+
+    return page(found, columns(), colour())
+
+
+def complain(text: str) -> None:
+    """Print one line on standard error; what a user typed cannot break out of it."""
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    encoding = sys.stderr.encoding or "utf-8"
+    print(f"ranktop: {line}".encode(encoding, "replace").decode(encoding), file=sys.stderr)
+
+
+def columns() -> int:
+    """Return the cells of a line: those of the terminal, or of the one that a pipe's reader shares, or 80."""
+    if os.environ.get("COLUMNS", "").isdigit():
+        return max(20, shutil.get_terminal_size().columns)
+    for stream in (sys.__stdout__, sys.__stderr__, sys.__stdin__):
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            return max(20, os.get_terminal_size(stream.fileno()).columns)  # type: ignore[union-attr]
+    return 80
+
+
+def colour() -> bool:
+    """Say whether standard output is a terminal that shows colours and a user who wants them (no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def put(text: str) -> None:
+    """Write to standard output. A reader that has read enough, such as ``head``, is no error."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        from ranktop.tui.planning.page import in_ascii
+
+        text = in_ascii(text)
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Without this the interpreter would complain once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

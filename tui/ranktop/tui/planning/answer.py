@@ -1,0 +1,150 @@
+"""The answer to a request: one projection per strategy, and which of them is the one to look at first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ranktop.budget.model import BadInput, NoRule
+from ranktop.budget.project import project
+from ranktop.budget.run import Projection, Run
+from ranktop.budget.strategies import plan_of
+from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, Amount
+from ranktop.tui.planning.request import Request
+from ranktop.tui.planning.sizes import Unit, unit_for
+
+STEP: Final = tuple(moment for moment in ALL_MOMENTS if moment not in ("load", "checkpoint_save"))
+"""Moments of a step, among which the peak is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One strategy's answer."""
+
+    run: Run
+    """The run with this strategy's accumulation and micro-batch."""
+    projection: Projection
+    moment: str | None
+    """Moment of the amounts: the peak, or where the known parts are largest when a part is not known."""
+    amounts: dict[str, Amount]
+    """Category -> amount, of the worst rank at that moment."""
+    parameters: int
+    """Of the whole model."""
+
+    @property
+    def name(self) -> str:
+        """The strategy."""
+        return self.projection.strategy
+
+    @property
+    def total(self) -> int | None:
+        """Bytes of the worst rank at its peak, None when a part is not known at some moment of the step."""
+        rank = self.projection.rank
+        return rank.total if rank is not None else None
+
+    @property
+    def at_least(self) -> int:
+        """Bytes of the parts that are known at that moment."""
+        return sum(amount.bytes or 0 for amount in self.amounts.values())
+
+    def unknown(self) -> dict[str, str]:
+        """Return why what is not known is so: category -> reason, over every moment of the step."""
+        rank = self.projection.rank
+        found: dict[str, str] = {}
+        tables = [rank.budget.at(moment) for moment in STEP] if rank is not None else []
+        for name in BUDGETED:
+            amounts = [table[name] for table in tables if name in table]
+            reason = next((amount.rule for amount in amounts if amount.bytes is None), None)
+            if reason is not None:
+                found[name] = reason
+        return found
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the worst rank fits; what is known may be too much already."""
+        memory = self.run.device_memory
+        if self.projection.fits is None and memory is not None and self.at_least > memory:
+            return False
+        return self.projection.fits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Everything that is printed."""
+
+    request: Request
+    rows: tuple[Row, ...]
+    best: str | None
+    """The strategy that fits and loses the least time; None when nothing fits, or nobody said into what."""
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of the page; runtime has no say in it, which is the same for a toy."""
+        sizes = (amount.bytes or 0 for row in self.rows for name, amount in row.amounts.items() if name != "runtime")
+        return unit_for(sizes)
+
+
+def answer(request: Request) -> Answer:
+    """Return the projections of a request, in the order of its strategies. Raises BadInput."""
+    from ranktop.tui.planning.ranking import best
+
+    rows = tuple(_row(request, strategy) for strategy in request.strategies)
+    _same_complaint(rows)
+    return Answer(request=request, rows=rows, best=best(rows))
+
+
+def _row(request: Request, strategy: str) -> Row:
+    try:
+        run = run_for(request, strategy)
+    except NoRule as reason:
+        run, projection = request.run, Projection(strategy=strategy, refused=str(reason))
+    else:
+        projection = project(run, strategy)
+    moment, amounts = _shown(projection)
+    return Row(run=run, projection=projection, moment=moment, amounts=amounts, parameters=request.parameters)
+
+
+BATCH: Final = "samples per step are not"
+
+
+def run_for(request: Request, strategy: str) -> Run:
+    """Return the run with the accumulation (or micro-batch) that makes the global batch. Raises NoRule, BadInput."""
+    run, wanted = request.run, request.global_batch
+    if wanted is None:
+        return run
+    data = plan_of(run, strategy).layout.data
+    if request.micro_batch_given and request.accumulation_given:
+        parts = data * run.micro_batch * run.accumulation
+        if parts != wanted:
+            raise NoRule(
+                f"{wanted} {BATCH} {data} replicas × micro-batch {run.micro_batch} × accumulation {run.accumulation}"
+                f" = {parts}"
+            )
+        return run
+    if request.accumulation_given:
+        if wanted % (data * run.accumulation):
+            raise NoRule(f"{wanted} {BATCH} {data} replicas × accumulation {run.accumulation} × a whole micro-batch")
+        return replace(run, micro_batch=wanted // (data * run.accumulation))
+    if wanted % (data * run.micro_batch):
+        raise NoRule(f"{wanted} {BATCH} {data} replicas × micro-batch {run.micro_batch} × a whole accumulation")
+    return replace(run, accumulation=wanted // (data * run.micro_batch))
+
+
+def _same_complaint(rows: tuple[Row, ...]) -> None:
+    """Raise BadInput when no strategy can make the global batch: then it is the numbers that are wrong."""
+    reasons = [row.projection.refused for row in rows]
+    if reasons and all(BATCH in reason for reason in reasons):
+        raise BadInput(f"--global-batch: {reasons[0]}")
+
+
+def _shown(projection: Projection) -> tuple[str | None, dict[str, Amount]]:
+    """Return the moment that stands in the table, and the worst rank's amounts at it."""
+    rank = projection.rank
+    if rank is None:
+        return None, {}
+    moment = rank.budget.peak()
+    if moment is None:
+        known = {m: sum(a.bytes or 0 for a in rank.budget.at(m).values()) for m in STEP}
+        moment = max(known, key=lambda m: known[m])
+    at = rank.budget.at(moment)
+    return moment, {name: at.get(name, Amount(None, "not budgeted")) for name in BUDGETED}

@@ -1,0 +1,50 @@
+"""The whole page: header, table, notes, as text for a width, with or without colours."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ranktop.tui.planning.answer import Answer
+from ranktop.tui.planning.notes import header, legend, notes
+from ranktop.tui.planning.sizes import fold
+from ranktop.tui.planning.table import Cell, lines
+
+WIDE: Final = 104
+"""Cells from which the table has a column for the peak."""
+
+_SGR: Final = {"good": "32", "bad": "31", "strong": "1", "best": "1;32", "dim": "2"}
+
+_ASCII: Final = str.maketrans({"–": "-", "×": "x", "±": "~", "≥": ">", "→": ">", "·": "-", "…": "~"})
+
+
+def page(answer: Answer, width: int, colour: bool) -> str:
+    """Return the page, ending with a newline; no line is wider than ``width`` unless the table itself must be."""
+    told = [line for text in header(answer) for line in fold(text, width, "  ")]
+    table = ["".join(_painted(cell, colour) for cell in line).rstrip() for line in lines(answer, width)]
+    below: list[str] = []
+    last = ""
+    for about, text in notes(answer, wide=width >= WIDE):
+        below += _note("" if about == last else about, text, width, colour)
+        last = about
+    how = [_painted((line, "dim"), colour) for line in fold(legend(answer), width)]
+    return "\n".join([*told, "", *table, *how, "", *below]) + "\n"
+
+
+def _note(about: str, text: str, width: int, colour: bool) -> list[str]:
+    """Return the lines of a note; without a label it goes on with what the note before is about."""
+    if not about:
+        return ["  " + line for line in fold(text, width - 2, "  ")]
+    label = f"{about}:"
+    first, *rest = fold(f"{label} {text}", width, "    ")
+    return [_painted((label, "dim"), colour) + first[len(label) :], *rest]
+
+
+def _painted(cell: Cell, colour: bool) -> str:
+    text, style = cell
+    code = _SGR.get(style)
+    return f"\x1b[{code}m{text}\x1b[0m" if colour and code and text.strip() else text
+
+
+def in_ascii(text: str) -> str:
+    """Return the text for a terminal that cannot show more."""
+    return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")

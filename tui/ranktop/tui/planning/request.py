@@ -1,0 +1,164 @@
+"""What is asked: a run and the strategies to compare, read from flags and config files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from ranktop.budget.axes import check
+from ranktop.budget.model import BadInput
+from ranktop.budget.optimizer_names import by_name
+from ranktop.budget.run import PRECISIONS, STRATEGIES, Run
+from ranktop.tui.planning.flags import Flags, meant, spelled
+from ranktop.tui.planning.model_flags import model_of_flags
+from ranktop.tui.planning.numbers import rate, whole
+from ranktop.tui.planning.training_flags import ATTENTION, CHECKPOINTING, LOSSES, STACKS, choice, lora
+
+MOST: Final = {
+    "world_size": 10**7, "gpus_per_node": 10**4, "dp": 10**7, "tp": 10**4, "pp": 10**4, "cp": 10**5, "ep": 10**5,
+    "virtual_stages": 10**4, "micro_batch": 10**6, "seq_len": 10**8, "grad_accum": 10**6, "global_batch": 10**9,
+    "checkpoint_every": 10**5,
+}  # fmt: skip
+"""Beyond these a number is a typing error."""
+
+NODE: Final = 8
+"""GPUs of a node when nobody says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A run with the names of what is compared, and what a reader wants to know about where it came from."""
+
+    run: Run
+    parameters: int
+    """Of the whole model."""
+    strategies: tuple[str, ...]
+    optimizer: str
+    """As the user called it."""
+    device: str
+    """The device's name, or its size as typed."""
+    global_batch: int | None = None
+    """Samples per optimizer step over all ranks, when that was given."""
+    micro_batch_given: bool = False
+    accumulation_given: bool = False
+    own: str | None = None
+    """The strategy that a config file asks for."""
+    notes: tuple[str, ...] = ()
+    """What the config file holds that is not known or makes no difference here, one line each."""
+    assumed: tuple[str, ...] = ()
+    """What was taken for granted, one line each."""
+
+
+def request(flags: Flags) -> Request:
+    """Return what the flags ask for. Raises BadInput with one line that says what is wrong and what to do."""
+    from ranktop.budget.models.tensors import count
+    from ranktop.tui.planning.configs import given as configs_of
+
+    model, assumed = model_of_flags(flags)
+    config = configs_of(flags)
+    numbers = _numbers(flags)
+    world, told = _world(numbers, config.world_size)
+    memory, device = _device(flags)
+    micro = config.agreed("--micro-batch", numbers["micro_batch"], config.micro_batch, None)
+    accumulation = config.agreed("--grad-accum", numbers["grad_accum"], config.accumulation, None)
+    precision = choice("--precision", flags.precision, PRECISIONS) if flags.precision is not None else None
+    optimizer = by_name(flags.optimizer) if flags.optimizer is not None else config.optimizer or by_name("adamw")
+    stack = choice("--stack", flags.stack or "torch", STACKS)
+    run = Run(
+        model=model,
+        world_size=world,
+        gpus_per_node=config.agreed(
+            "--gpus-per-node", numbers["gpus_per_node"], config.gpus_per_node, min(NODE, world)
+        ),
+        data=numbers["dp"],
+        tensor=numbers["tp"],
+        pipeline=numbers["pp"],
+        context=numbers["cp"] or 1,
+        expert=numbers["ep"] or 1,
+        precision=config.agreed("--precision", precision, config.precision, "bf16-master"),
+        optimizer=optimizer,
+        micro_batch=micro or 1,
+        sequence_length=numbers["seq_len"] or 0,
+        accumulation=accumulation or 1,
+        checkpointing=choice("--checkpointing", flags.checkpointing or config.checkpointing or "none", CHECKPOINTING),
+        checkpoint_every=numbers["checkpoint_every"] or 1,
+        attention=choice("--attention", flags.attention or "sdpa", ATTENTION),
+        loss=choice("--loss", flags.loss or "upcast", LOSSES),
+        stack=stack,
+        sequence_parallel=("megatron" if stack == "megatron" else "dtensor") if flags.sequence_parallel else "",
+        virtual=numbers["virtual_stages"] or 1,
+        lora=lora(flags),
+        zero=config.zero,
+        fsdp=config.fsdp,
+        device_memory=memory,
+        link=rate("--link", flags.link) if flags.link is not None else None,
+    )
+    check(run)
+    _check_sequence(run)
+    if flags.trace is not None:
+        from ranktop.tui.planning.tracing import traced
+
+        run = traced(run, flags.trace, flags.trace_arg)
+    return Request(
+        run=run,
+        parameters=count(run.model),
+        strategies=strategies(flags.strategy),
+        optimizer=flags.optimizer or optimizer.name or "none",
+        device=device,
+        global_batch=config.agreed("--global-batch", numbers["global_batch"], config.global_batch, None),
+        micro_batch_given=micro is not None,
+        accumulation_given=accumulation is not None,
+        own=config.own,
+        notes=config.notes,
+        assumed=(*assumed, *told),
+    )
+
+
+def _numbers(flags: Flags) -> dict[str, int | None]:
+    """Return every flag of MOST as a number, None where it was not given."""
+    typed = {name: getattr(flags, name) for name in MOST}
+    return {name: None if text is None else whole(spelled(name), text, MOST[name]) for name, text in typed.items()}
+
+
+def _world(numbers: dict[str, int | None], configured: int | None) -> tuple[int, tuple[str, ...]]:
+    """Return the number of GPUs, and where it comes from when nobody said it."""
+    if numbers["world_size"] is not None:
+        return numbers["world_size"], ()
+    if configured is not None:
+        return configured, ()
+    axes = [numbers[name] for name in ("dp", "tp", "pp", "cp") if numbers[name] is not None]
+    if axes:
+        return prod(size or 1 for size in axes), ()
+    return NODE, (f"{NODE} GPUs, one node, as --world-size was not given",)
+
+
+def _device(flags: Flags) -> tuple[int | None, str]:
+    """Return the memory of one GPU in bytes and what to call it."""
+    if flags.device_memory is None:
+        return None, ""
+    return int(float(flags.device_memory.lower().removesuffix("gib")) * 2**30), ""
+
+
+def strategies(text: str | None) -> tuple[str, ...]:
+    """Return the names asked for, in the order of the table. Raises BadInput."""
+    words = [word.strip().lower() for word in (text or "all").split(",") if word.strip()]
+    if not words:
+        raise BadInput(f"--strategy is empty; there are all, {', '.join(STRATEGIES)}")
+    for word in words:
+        if word != "all" and word not in STRATEGIES:
+            raise BadInput(f"no strategy {word!r}{meant(word, STRATEGIES)}; there are all, {', '.join(STRATEGIES)}")
+    return STRATEGIES if "all" in words else tuple(name for name in STRATEGIES if name in words)
+
+
+def _check_sequence(run: Run) -> None:
+    """Raise BadInput for a sequence that learned positions do not reach."""
+    model = run.model
+    if model.family in LEARNED and model.positions and run.sequence_length > model.positions:
+        raise BadInput(
+            f"--seq-len {run.sequence_length}: {model.name} has learned positions for {model.positions} tokens at most"
+        )
+
+
+LEARNED: Final = ("gpt", "gpt2", "bert", "vit")
+"""Families whose positions are a table of parameters."""
