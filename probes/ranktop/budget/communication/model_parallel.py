@@ -7,7 +7,6 @@ from typing import Final
 
 from ranktop.budget.collective import Collective
 from ranktop.budget.communication.step import Step
-from ranktop.budget.held import gradient_itemsize
 from ranktop.budget.model import Model
 from ranktop.budget.models.stages import chunks_of
 
@@ -66,7 +65,7 @@ def _replicated_gradients(step: Step) -> Iterator[Collective]:
     whole = [(k, count) for k, count in step.kinds if k.trainable and k.tensor_parallel == "R"]
     yield Collective(
         kind="all_reduce", group=plan.layout.tensor,
-        bytes=sum(k.numel * count * gradient_itemsize(k, plan) for k, count in whole),
+        bytes=sum(k.numel * count * step.gradient_item(k) for k, count in whole),
         calls=1 if plan.sequence_parallel == "megatron" else sum(count for _, count in whole), axis="tensor",
         phase="optimizer", what="gradients of norms and biases, from all parts of the sequence",
         rule="sequence parallel: Megatron-LM core/distributed/finalize_model_grads.py, DTensor's Partial gradients",
@@ -96,7 +95,7 @@ def pipeline(step: Step, model: Model, tokens: int) -> Iterator[Collective]:
                          rule="pipeline: one message per boundary and micro-batch")  # fmt: skip
     if model.tied and any(step.ends) and not all(step.ends) and model.vocab:
         numel = -(-model.vocab // plan.layout.tensor) * model.hidden
-        item = next((gradient_itemsize(k, plan) for k, _ in step.kinds), 4)
+        item = next((step.gradient_item(k) for k, _ in step.kinds), 4)
         yield Collective(kind="all_reduce", group=2, bytes=numel * item, axis="pipeline", phase="optimizer",
                          what="gradient of the tied embedding, between first and last stage",
                          rule="Megatron-LM core/distributed/finalize_model_grads.py")  # fmt: skip

@@ -7,9 +7,7 @@ from typing import Final
 
 from ranktop.budget.collective import Collective
 from ranktop.budget.communication.step import Step, closed_at, closed_before
-from ranktop.budget.held import gradient_itemsize
 from ranktop.budget.plan import Ddp
-from ranktop.budget.terms import DTYPE_BYTES
 
 MIB: Final = 1 << 20
 _COALESCED: Final = 10 * MIB
@@ -87,7 +85,7 @@ def _buckets(step: Step, cap_mb: float) -> int:
     first = MIB if cap_mb == _DEFAULT_CAP_MB else cap
     by_dtype: dict[str, list[int]] = {}
     kinds = step.inventory.kinds
-    sizes = [(k.dtype, k.numel * gradient_itemsize(k, step.plan)) if k.trainable else None for k in kinds]
+    sizes = [(k.dtype, k.numel * step.gradient_item(k)) if k.trainable else None for k in kinds]
     for index in reversed(step.inventory.order):
         entry = sizes[index]
         if entry is not None:
@@ -97,7 +95,7 @@ def _buckets(step: Step, cap_mb: float) -> int:
 
 def all_reduced(step: Step, calls: int, what: str, rule: str) -> Iterator[Collective]:
     """Yield the all-reduce of whole gradients, experts by themselves where they have fewer replicas."""
-    total, experts, fewer = step.gradient_bytes(), _expert_gradients(step), _expert_replicas(step)
+    total, experts, fewer = step.gradient_bytes(), step.expert_gradient_bytes(), _expert_replicas(step)
     if experts and fewer != step.replicas:
         yield Collective(kind="all_reduce", group=step.replicas, bytes=total - experts, calls=calls,
                          axis="replicate", what=what, rule=rule)  # fmt: skip
@@ -106,13 +104,6 @@ def all_reduced(step: Step, calls: int, what: str, rule: str) -> Iterator[Collec
         return
     yield Collective(kind="all_reduce", group=step.replicas, bytes=total, calls=calls, axis="replicate", what=what,
                      rule=rule)  # fmt: skip
-
-
-def _expert_gradients(step: Step) -> int:
-    if step.plan.layout.expert == 1:
-        return 0
-    precision = step.plan.precision
-    return step.expert_numel() * DTYPE_BYTES[precision.gradients or precision.parameters]
 
 
 def _expert_replicas(step: Step) -> int:
@@ -145,12 +136,17 @@ def distributed_optimizer(step: Step) -> Iterator[Collective]:
     """
     layout, rule = step.plan.layout, "Megatron distributed optimizer, core/distributed/param_and_grad_buffer.py"
     ranks = layout.shard * layout.context
-    yield Collective(kind="reduce_scatter", group=ranks, bytes=step.gradient_bytes(), axis="shard",
-                     what="gradients, once per step", rule=rule, within=0.001)  # fmt: skip
-    if layout.replicate > 1:
-        yield Collective(kind="all_reduce", group=layout.replicate, bytes=step.gradient_bytes() // ranks,
-                         axis="replicate", what="this rank's part of the gradients, between instances", rule=rule,
+    total, experts = step.gradient_bytes(), step.expert_gradient_bytes()
+    trained = sum(k.numel * k.itemsize * count for k, count in step.kinds if k.trainable)
+    weights = trained * experts // total if experts else 0
+    for group, gradients, parameters, of in (
+        (ranks, total - experts, trained - weights, ""),
+        (max(1, ranks // layout.expert), experts, weights, " of the experts"),
+    ):
+        yield Collective(kind="reduce_scatter", group=group, bytes=gradients, axis="shard",
+                         what=f"gradients{of}, once per step", rule=rule, within=0.001)  # fmt: skip
+        yield Collective(kind="all_reduce", group=layout.replicate, bytes=gradients // group, axis="replicate",
+                         what=f"this rank's part of the gradients{of}, between instances", rule=rule,
                          within=0.001)  # fmt: skip
-    trainable = sum(k.numel * k.itemsize * count for k, count in step.kinds if k.trainable)
-    yield Collective(kind="all_gather", group=ranks, bytes=trainable, axis="shard", phase="optimizer",
-                     what="updated parameters", rule=rule, within=0.001)  # fmt: skip
+        yield Collective(kind="all_gather", group=group, bytes=parameters, axis="shard", phase="optimizer",
+                         what=f"updated parameters{of}", rule=rule, within=0.001)  # fmt: skip

@@ -55,9 +55,22 @@ class Step:
         layout = self.plan.layout
         return layout.replicate * layout.context * (1 if self.experts_inside else layout.expert)
 
+    def gradient_item(self, kind: Kind) -> int:
+        """Bytes per element of a gradient; Megatron accumulates and reduces in fp32."""
+        if self.plan.stack == "megatron":
+            return DTYPE_BYTES[self.plan.precision.gradients or "float32"]
+        return gradient_itemsize(kind, self.plan)
+
     def gradient_bytes(self) -> int:
         """Bytes of the gradients of every trainable parameter, whole."""
-        return sum(k.numel * count * gradient_itemsize(k, self.plan) for k, count in self.kinds if k.trainable)
+        return sum(k.numel * count * self.gradient_item(k) for k, count in self.kinds if k.trainable)
+
+    def expert_gradient_bytes(self) -> int:
+        """Bytes of the routed experts' gradients on this rank; 0 without expert parallel."""
+        if self.plan.layout.expert == 1:
+            return 0
+        item = max((self.gradient_item(kind) for kind, _ in self.kinds), default=0)
+        return self.expert_numel() * item
 
     def parameter_bytes(self) -> int:
         """Bytes of all parameters, whole."""
