@@ -81,9 +81,10 @@ class Attention(nn.Module):
         if self.shape.attention == "sdpa":
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.shape.dropout)
         else:
-            scores = (q @ k.transpose(-2, -1)) * (1 / math.sqrt(q.size(-1)))
             later = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).triu(1)
-            weights = F.softmax(scores.masked_fill(later, float("-inf")), dim=-1)
+            weights = (q @ k.transpose(-2, -1)) * (1 / math.sqrt(q.size(-1)))
+            weights = weights.masked_fill(later, float("-inf"))
+            weights = F.softmax(weights, dim=-1)
             mixed = F.dropout(weights, self.shape.dropout) @ v
         out = self.out(mixed.transpose(1, 2).reshape(batch, tokens, hidden))
         return F.dropout(out, self.shape.dropout)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from ranktop.budget.activations.liveness import Point, backward
+from ranktop.budget.activations.liveness import Point, backward, forward
 from ranktop.budget.activations.tape import ACTIVATION, CAST, Storage, Tape, Value, total
 from ranktop.budget.model import NoRule
 
@@ -23,6 +22,10 @@ class Block:
     """What stays until backward, checkpointing considered."""
     points: tuple[Point, ...]
     """Where its backward may be highest."""
+    forward: int
+    """Temporaries of forward on top of what stays."""
+    cached: int
+    """Low-precision weights and biases that autocast's cache holds until forward has ended, and nobody after."""
 
     @property
     def layer(self) -> int:
@@ -51,17 +54,28 @@ def block(tape: Tape, x: Value, y: Value, mode: str) -> Block:
     ``none``: everything that autograd saves. ``full``: the input. ``selective`` (torch's
     ``create_selective_checkpoint_contexts`` with matrix products and fused attention on the list): the input and every
     result of such an operation, needed by backward or not. Low-precision copies of weights are made again. The output
-    belongs to who reads it next.
+    belongs to who reads it next. Recomputing stops before the last product, whose kept result nobody reads.
     """
     if mode not in MODES:
         raise NoRule(f"no rule for the activation checkpointing '{mode}'")
     saved = {storage: None for storage in tape.saved() if storage is not y.storage}
-    stay = saved if mode == "none" else {x.storage: None, **({} if mode == "full" else dict.fromkeys(_products(tape)))}
-    kinds = (ACTIVATION,) if mode == "none" else (ACTIVATION, CAST)
-    return Block(saved, stay, backward(tape, y, kinds, stay))
+    stay = saved
+    kinds: tuple[str, ...] = (ACTIVATION,)
+    unread: tuple[Storage, ...] = ()
+    if mode != "none":
+        products = _products(tape) if mode == "selective" else []
+        stay = {x.storage: None, **dict.fromkeys(products)}
+        kinds = (ACTIVATION, CAST)
+        unread = tuple(products[-1:])
+    cached = sum(storage.size for storage in saved if storage.kind == CAST and storage not in stay)
+    return Block(
+        saved=saved,
+        stay=stay,
+        points=backward(tape, y, kinds, unread),
+        forward=forward(tape, x, y, stay),
+        cached=cached + sum(node.bias_cast for node in tape.nodes),
+    )
 
 
-def _products(tape: Tape) -> Iterator[Storage]:
-    for node in tape.nodes:
-        if node.product:
-            yield from (value.storage for value in (*node.outputs, *node.extra))
+def _products(tape: Tape) -> list[Storage]:
+    return [value.storage for node in tape.nodes if node.product for value in (*node.extra, *node.outputs)]

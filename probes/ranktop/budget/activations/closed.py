@@ -91,6 +91,7 @@ class _Rank:
         after = total(end.after, ACTIVATION)
         saved = {kind: total(end.head, kind) for kind in (ACTIVATION, CAST)}
         casts = sum(one.casts * count for one, count in pieces) + saved[CAST]
+        cached = sum(one.cached * count for one, count in pieces)
         flight = alive(plan)
         inputs = 2 * front.tokens.storage.size
         sizes = {name: flight * size for name, size in self.parts(pieces, front, first, end, kept).items()}
@@ -107,7 +108,7 @@ class _Rank:
             logits=saved[ACTIVATION],
             inputs=inputs,
             casts=casts,
-            loss_forward=end.temporaries,
+            loss_forward=end.temporaries + cached,
             loss_backward=_above(end.points, after + saved[ACTIVATION]),
             block_backward=_above(points, largest.layer * every),
             boundary=front.x.size,
@@ -117,6 +118,7 @@ class _Rank:
             parts=tuple(Part(name, size) for name, size in sizes.items() if size),
             after=after,
             backward=points,
+            block_forward=largest.forward + cached,
         )
 
     def front(self) -> _Front:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
-from ranktop.budget.activations.tape import Node, Storage, Tape, Value
+from ranktop.budget.activations.tape import ACTIVATION, Node, Storage, Tape, Value
 
 Point = tuple[int, int]
 """(bytes alive: saved and not yet freed, with gradients of activations; bytes of parameters' gradients made)."""
@@ -30,7 +30,7 @@ class _Run:
                 if value.storage.kind in kinds:
                     self.uses[value.storage] += 1
         # What checkpointing keeps beyond autograd's needs goes when the block is through.
-        extra = [storage for storage in kept if storage not in self.uses]
+        extra = [storage for storage in kept if storage.kind in kinds and storage not in self.uses]
         self.alive = sum(storage.size for storage in (*self.uses, *extra))
         self.made = 0
         self.waiting: dict[int, _Gradient] = {}
@@ -74,12 +74,18 @@ class _Run:
                 continue
             same = node.passes and value.size == node.outputs[0].size
             outgoing.append((value, self.take(incoming[0] if same else _Gradient(value.size))))
-        self.made += node.weight
-        self.mark(node.scratch)
+        if node.low:
+            self.mark(node.low)
+        else:
+            self.made += node.weight
+            self.mark()
         for value in node.saved:
             self.release(value.storage)
         for gradient in incoming:
             self.drop(gradient)
+        if node.low:
+            self.made += node.weight
+            self.mark(node.low)
         for value, gradient in outgoing:
             self.arrive(value, gradient)
 
@@ -104,6 +110,29 @@ def backward(tape: Tape, result: Value, kinds: tuple[str, ...], kept: Iterable[S
     for node in reversed(tape.nodes):
         run.through(node)
     return frontier(run.points)
+
+
+def forward(tape: Tape, x: Value, y: Value, stay: Container[Storage]) -> int:
+    """Return the most that is alive while forward runs from ``x`` to ``y``, beyond what of it stays until backward.
+
+    A tensor that does not stay goes after the last operation that reads it; the caller holds ``x`` and gets ``y``.
+    """
+    last = {value.storage: i for i, node in enumerate(tape.nodes) for value in (*node.inputs, *node.outputs)}
+    last[x.storage] = last[y.storage] = len(tape.nodes)
+    ends: dict[int, list[Storage]] = {}
+    for storage, i in last.items():
+        if storage not in stay:
+            ends.setdefault(i, []).append(storage)
+    seen: set[Storage] = set()
+    alive = most = 0
+    for i, node in enumerate(tape.nodes):
+        for value in (*node.inputs, *node.outputs, *(v for v in node.saved if v.storage in stay)):
+            if value.storage.kind == ACTIVATION and value.storage not in seen:
+                seen.add(value.storage)
+                alive += value.storage.size
+        most = max(most, alive)
+        alive -= sum(storage.size for storage in ends.get(i, ()) if storage.kind == ACTIVATION)
+    return most - sum(storage.size for storage in seen if storage in stay)
 
 
 def frontier(points: Iterable[Point]) -> tuple[Point, ...]:

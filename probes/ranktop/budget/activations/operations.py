@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ranktop.budget.activations.tape import CAST, PARAMETER, Node, Tape, Value
+from ranktop.budget.activations.tape import CAST, PARAMETER, Node, Tape, Value, rounded
 
 FULL = 4
 """Bytes per element of float32."""
@@ -50,8 +50,18 @@ def linear(
     saves = [x] if trainable else []
     if x.needs_grad:
         saves.append(weight)
-    grads = (inner * outer + (outer if bias else 0)) * width if trainable else 0
-    return tape.apply((x,), x.numel // inner * outer, x.width, saves, weight=grads, product=True)
+    numel = inner * outer + (outer if bias else 0)
+    cast_down = weight.storage.kind == CAST
+    return tape.apply(
+        (x,),
+        x.numel // inner * outer,
+        x.width,
+        saves,
+        weight=numel * width if trainable else 0,
+        low=numel * weight.width if trainable and cast_down else 0,
+        bias_cast=rounded(outer * weight.width) if bias and cast_down else 0,
+        product=True,
+    )
 
 
 def _weight(tape: Tape, numel: int, width: int, trainable: bool) -> Value:
@@ -95,8 +105,8 @@ def of_output(tape: Tape, x: Value) -> Value:
 
 
 def softmax(tape: Tape, x: Value) -> Value:
-    """``softmax``/``log_softmax``: keeps its result; autocast runs it in float32."""
-    return of_output(tape, raised(tape, x))
+    """``softmax``: keeps its result; CUDA's autocast runs it in float32, the CPU's in the dtype that comes."""
+    return of_output(tape, x if tape.host else raised(tape, x))
 
 
 def dropout(tape: Tape, x: Value, p: float) -> Value:

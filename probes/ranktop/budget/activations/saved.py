@@ -53,6 +53,11 @@ class Activations:
     """Points of one block's backward at which memory may be highest, as (bytes of the block alive: what is saved or
     recomputed and not yet freed, and gradients of activations; bytes of its parameters' gradients made by then).
     Empty when only ``block_backward`` is known."""
+    workspace: int = 0
+    """Buffers of the stack's own that grow with the batch and stay between steps."""
+    block_forward: int = 0
+    """Temporaries while the last block runs forward, on top of what blocks and embedding keep: a checkpointed block
+    makes everything and frees most of it, autocast's cache holds all low-precision weights until forward has ended."""
 
     @property
     def saved(self) -> int:

@@ -62,8 +62,10 @@ class Node:
     saved: tuple[Value, ...] = ()
     weight: int = 0
     """Bytes of the gradients of the parameters that the operation uses."""
-    scratch: int = 0
-    """Bytes that its backward needs beside the gradients of its inputs."""
+    low: int = 0
+    """Bytes of those gradients in autocast's dtype, from which the real ones are made."""
+    bias_cast: int = 0
+    """Bytes of the bias in autocast's dtype: cached while forward runs, not needed by backward."""
     passes: bool = False
     """Backward hands the gradient on as it is (views, additions): nothing is allocated unless the dtype changes."""
     product: bool = False
@@ -112,13 +114,15 @@ class Tape:
         *,
         saves_output: bool = False,
         weight: int = 0,
+        low: int = 0,
+        bias_cast: int = 0,
         product: bool = False,
-        scratch: int = 0,
     ) -> Value:
         """Record an operation with one new output and return it."""
         out = self.new(numel, width)
         saved = (*saves, out) if saves_output else tuple(saves)
-        self.record(Node(inputs, (out,), saved, weight=weight, product=product, scratch=scratch))
+        node = Node(inputs, (out,), saved, weight=weight, low=low, bias_cast=bias_cast, product=product)
+        self.record(node)
         return out
 
     def saved(self) -> dict[Storage, None]:
