@@ -108,8 +108,8 @@ def test_alive_reads_the_plan() -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "stages", "micro_batches", "virtual"),
-    [("2f2b", 4, 8, 1), ("1f1b", 0, 8, 1), ("1f1b", 4, 8, 2), ("zbv", 4, 8, 1), ("dualpipe-v", 4, 7, 2), ("gpipe", 4, 0, 1),
-     ("interleaved", 4, 9, 2)],
+    [("2f2b", 4, 8, 1), ("1f1b", 0, 8, 1), ("1f1b", 4, 8, 2), ("zbv", 4, 8, 1), ("dualpipe-v", 4, 7, 2),
+     ("gpipe", 4, 0, 1), ("interleaved", 4, 9, 2)],
 )  # fmt: skip
 def test_what_a_schedule_cannot_run_is_refused(schedule: str, stages: int, micro_batches: int, virtual: int) -> None:
     with pytest.raises(BadInput):
