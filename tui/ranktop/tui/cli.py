@@ -1,14 +1,10 @@
-"""The commands. Each imports what it needs itself, so that none waits for another's libraries."""
+"""The command line: exit codes, complaints, and the way to each command without what only others need."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-import threading
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn
-
-import typer
+from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
     from ranktop.wire.endpoints import JobEntry
@@ -17,128 +13,8 @@ FOUND: Final = 0
 FAILED: Final = 1
 USAGE: Final = 2
 NONE: Final = 3
-"""Exit codes: a job was found; something went wrong; bad usage; no job."""
-
-QUICK: Final = 0.05
-"""Seconds that the first picture waits for a search to end: with one job there is nothing to choose."""
-
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Watch the ranks of a PyTorch job: expected beside measured memory, per rank, per category, live.",
-)
-
-JobOption = Annotated[
-    str | None, typer.Option("--job", metavar="ID", help="Watch this job (an id or the start of one, or a name).")
-]
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        print(f"ranktop {version('ranktop')}")
-        raise typer.Exit
-
-
-@app.callback(invoke_without_command=True)
-def dashboard(
-    context: typer.Context,
-    job: JobOption = None,
-    theme: Annotated[str | None, typer.Option(help="dark, light, ansi, ansi-dark, ansi-light or none.")] = None,
-    ascii_only: Annotated[bool | None, typer.Option("--ascii/--no-ascii", help="Draw without Unicode.")] = None,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """Open the dashboard on the job that runs here; ask which if there are several, wait if there is none."""
-    if context.invoked_subcommand is not None:
-        return
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        fail("the dashboard needs a terminal; `ranktop status` prints, `ranktop status --json` is for scripts", USAGE)
-    from ranktop.wire.endpoints import Found, find_jobs
-
-    entry = choose(job) if job else None
-    found: list[Found] = []
-
-    def look() -> None:
-        # The dashboard itself searches on when this takes long, and shows what goes wrong.
-        with contextlib.suppress(Exception):
-            found.append(find_jobs())
-
-    search = threading.Thread(target=look, daemon=True)
-    if entry is None:
-        search.start()  # while the libraries load
-    from ranktop.tui.app import run
-    from ranktop.tui.session.receiver import HubSource
-
-    if entry is None:
-        search.join(QUICK)
-        entry = found[0].obvious() if found else None
-    source = HubSource(entry.directory) if entry is not None else None
-    raise typer.Exit(
-        run(
-            source,
-            find=find_jobs,
-            connect=lambda entry: HubSource(entry.directory),
-            theme=theme,
-            ascii=ascii_only,
-        )
-    )
-
-
-@app.command()
-def status(
-    job: JobOption = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the documented JSON instead of a table.")] = False,
-) -> None:
-    """Print what all ranks of the jobs on this machine say now. Exit code 3 when there is no job."""
-    from ranktop.tui.status import print_status
-
-    raise typer.Exit(print_status(job, as_json=json))
-
-
-@app.command()
-def demo(
-    strategy: Annotated[str, typer.Option(help="fsdp2, fsdp1, ddp or single.")] = "fsdp2",
-    ranks: Annotated[int, typer.Option(min=0, max=64, help="Processes; 0: one per GPU, else 2.")] = 0,
-    minutes: Annotated[float, typer.Option(min=0.1, help="How long the job trains.")] = 4.0,
-) -> None:
-    """Start a small real training job on this machine and watch it; it ends with the dashboard."""
-    from ranktop.tui.demo import STRATEGIES, run_demo
-
-    if strategy not in STRATEGIES:
-        fail(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}", USAGE)
-    raise typer.Exit(run_demo(strategy, ranks, minutes))
-
-
-@app.command(
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
-)
-def plan(arguments: Annotated[list[str] | None, typer.Argument(metavar="[FLAGS]", hidden=True)] = None) -> None:
-    """Compare strategies for a model: memory per GPU by category, traffic, what fits; --help lists its flags."""
-    from ranktop.tui.plan import plan as run
-
-    raise typer.Exit(run(arguments or []))
-
-
-def choose(wanted: str) -> JobEntry:
-    """Return the one live job that ``wanted`` names; exits with one clear line otherwise."""
-    from ranktop.wire.endpoints import find_jobs
-
-    found = find_jobs()
-    jobs = matching(found.jobs, wanted)
-    running = [entry for entry in jobs if not entry.ended]
-    if len(best := running or jobs) == 1:
-        return best[0]
-    if not jobs:
-        fail(f"no job {wanted!r} on this machine; `ranktop status` lists those there are", NONE)
-    names = ", ".join(f"{entry.id} ({entry.name})" for entry in jobs)
-    fail(f"{wanted!r} names several jobs: {names}", USAGE)
+INTERRUPTED: Final = 130
+"""Exit codes: a job was found; something went wrong; bad usage; no job; Ctrl-C."""
 
 
 def matching(jobs: list[JobEntry], wanted: str | None) -> list[JobEntry]:
@@ -159,14 +35,18 @@ def main() -> None:
     """Run the command line. Output that cannot be written is one line, not a traceback."""
     try:
         if sys.argv[1:2] == ["plan"]:
-            # Not by way of typer, whose reading of parameters alone takes longer than all strategies together.
-            from ranktop.tui.plan import plan as run
+            # Not by way of typer, which takes longer to load than all strategies to compare.
+            from ranktop.tui.plan import plan
 
-            raise SystemExit(run(sys.argv[2:]))
+            raise SystemExit(plan(sys.argv[2:]))
+        from ranktop.tui.commands import app
+
         app()
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
-        # Whoever read has read enough; without this the interpreter would complain once more at its end.
+        # Whoever reads has read enough; without this the interpreter would complain once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         fail(f"cannot write: {error.strerror or error}", FAILED)
