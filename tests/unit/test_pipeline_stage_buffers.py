@@ -58,6 +58,7 @@ def test_receive_buffers_as_torch_allocates_them(index: int) -> None:
         for info in infos
         if info.buffer is not None
     )
+    assert sum(part.bytes for part in pipeline.torch_buffers(_plan(index), BOUNDARY, running=False)) == counted
     parts = {part.name: part.bytes for part in pipeline.torch_buffers(_plan(index), BOUNDARY)}
     ours = sum(size for name, size in parts.items() if name.startswith("receive"))
     # GPipe has every micro-batch in flight, whose received inputs count as saved activations.

@@ -138,8 +138,8 @@ def bubble(schedule: str, stages: int, micro_batches: int, virtual: int = 1) -> 
     return wait / (virtual * micro_batches + wait)
 
 
-def torch_buffers(plan: Plan, boundary: int, output: int = 0) -> tuple[Part, ...]:
-    """Return what torch's stages hold besides the activations of ``alive`` chunks.
+def torch_buffers(plan: Plan, boundary: int, output: int = 0, *, running: bool = True) -> tuple[Part, ...]:
+    """Return what torch's stages hold: while micro-batches run besides the activations of ``alive`` chunks, or between.
 
     ``boundary``: bytes of what one stage sends for one micro-batch. ``output``: bytes of the last stage's output
     (logits) for one micro-batch, which ``schedule.step()`` returns unless ``return_outputs=False``. Receive buffers of
@@ -154,13 +154,13 @@ def torch_buffers(plan: Plan, boundary: int, output: int = 0) -> tuple[Part, ...
     micro, chunks = pipeline.micro_batches, chunks_of(plan)[0]
     first, last = ends(plan)
     inputs, outputs = len(chunks) - first, len(chunks) - last
-    flying = alive(plan)
+    flying = alive(plan) if running else 0
     received = max(0, micro * inputs - flying) * boundary
     parts = [
         Part("receive buffers of activations, one a micro-batch", received, seen=False),
         Part("receive buffers of gradients, one a micro-batch", micro * outputs * boundary, seen=False),
         Part("outputs kept until their backward", flying * outputs // len(chunks) * boundary, seen=False),
     ]
-    if last:
+    if last and running:
         parts.append(Part("outputs that the schedule returns", micro * output, seen=False))
     return tuple(part for part in parts if part.bytes)

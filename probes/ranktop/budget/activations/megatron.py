@@ -66,9 +66,8 @@ def activations(model: Model, plan: Plan) -> Activations:
     """Return the activations of one micro-batch on the rank that ``plan.layout`` names; NoRule without a rule.
 
     ``plan.attention``: ``sdpa`` is TransformerEngine's fused kernel, ``flash`` the FlashAttention library, ``eager``
-    unfused. Options of the model:
-    ``fused_softmax`` (True), ``local_layers`` (False: Megatron's own attention instead of TransformerEngine's),
-    ``dispatcher`` (``alltoall`` or ``allgather``: how tokens reach their experts).
+    unfused. Options of the model: ``fused_softmax`` (True), ``local_layers`` (False: Megatron's own attention instead
+    of TransformerEngine's), ``dispatcher`` (``alltoall`` or ``allgather``: how tokens reach their experts).
     """
     if model.family not in FAMILIES:
         raise NoRule(f"Megatron Core has no layers for the family {model.family!r}")
@@ -78,6 +77,7 @@ def activations(model: Model, plan: Plan) -> Activations:
     first, last = pipeline.ends(plan)
     dense = set(dense_layers(model)) if model.experts else set(layers)
     kept, whole = _rank(model, plan, block, layers, dense)
+    recomputed = _recomputed(plan, kept, whole, len(layers))
     virtual = len(chunks)
     flying = pipeline.alive(plan)
     shape = block.shape
@@ -86,23 +86,20 @@ def activations(model: Model, plan: Plan) -> Activations:
     inputs = _BATCH_PER_TOKEN * shape.tokens if first or last else 0
     head, logits, loss_forward, loss_backward = _head(model, plan, block, stream) if last else (0, 0, 0, 0)
     loader = shape.batch * shape.sequence * block.length if first or last else 0
-    total = sum(kept.values()) // virtual
-    parts = [Part(name, flying * value // virtual) for name, value in kept.items()]
-    outside = masks // virtual
-    inputs //= virtual
+    kept = {name: value // virtual for name, value in kept.items()}
+    total, outside, inputs = sum(kept.values()), masks // virtual, inputs // virtual
+    parts = [Part(name, flying * value) for name, value in kept.items()]
     parts += [
         Part("dropout of the embedding", flying * outside),
         Part("tokens, labels, positions", flying * inputs),
         Part("final norm and head's input", head),
         Part("logits and loss", logits),
     ]
-    saved = flying * (total + outside + inputs) + head + logits
-    parts.append(Part("rounding", saved - sum(part.bytes for part in parts)))
     return Activations(
         layers=-(-len(layers) // virtual),
         layer=sum(whole.values()) // max(1, len(layers)),
         blocks=total,
-        recomputed=_recomputed(plan, kept, whole, len(layers)),
+        recomputed=recomputed,
         outside=outside,
         logits=head + logits,
         inputs=inputs,
