@@ -24,10 +24,8 @@ def _feature(case: Case, *words: str) -> bool:
 
 
 def _local(case: Case) -> bool:
-    """Cases named ``te`` run TransformerEngine's layers, the others Megatron's own."""
-    return "_te_" not in case.case.replace("_te_4experts", "").replace("_te_8experts", "") and not _feature(
-        case, "cp2_pp2_ep2"
-    )
+    """Jobs named ``gpt3_mcore_tp...`` run Megatron's own layers, all others TransformerEngine's."""
+    return _feature(case, "gpt3_mcore_tp")
 
 
 def model_of(case: Case) -> Model:
@@ -60,7 +58,7 @@ def model_of(case: Case) -> Model:
         vocab=i["Vp"],
         positions=i["s"],
         tied=not i["untie"],
-        dropout=0.1,
+        dropout=0.0 if _feature(case, "cp2_pp2_ep2") else 0.1,
         experts=i["E"] or 0,
         experts_per_token=2 if _feature(case, "top2router", "etp1_ep4", "ep8") else 1,
         options=options,
@@ -107,7 +105,7 @@ def plan_of(case: Case) -> Plan:
         ),
         precision=Precision(parameters=half, master="float32", gradients="float16" if i["fp16"] else None),
         optimizer=ADAM,
-        fsdp=Fsdp(sharding="full") if _feature(case, "zp_z3") else None,
+        fsdp=Fsdp(sharding="full") if _feature(case, "zp_z3", "fsdp") else None,
         batch=Batch(micro_batch=i["mbs"], sequence_length=i["s"], accumulation=micro),
         checkpointing=i["rc"] or "none",
         attention=attention,

@@ -62,7 +62,7 @@ def test_published_readings_of_7b_jobs(inputs: dict[str, Any], gpu: str, peak: f
         id="7b",
         kind="published_measured",
         source=f"golden_values_dev_dgx_{gpu}.json",
-        case="gpt/gpt3_7b_te_memory_speed",
+        case="gpt/gpt3_7b_memory_speed",
         inputs={**SEVEN_BILLION, **inputs, "attn": None},
         quantity="",
         value=peak,
