@@ -84,12 +84,13 @@ def _hypotheses(seen: Seen, heads: int | None) -> Iterator[Model]:
 def _gpts(seen: Seen, h: int, heads: int | None) -> Iterator[Model]:
     """Yield models with a fused qkv of ``[3h, h]``, or ``[h, 3h]`` as GPT-2 stores it."""
     counts = seen.counts
-    for turned in (False, True):
-        layers = counts[(h, 3 * h) if turned else (3 * h, h)]
-        if not layers:
+    for turned, tables_alike in product((False, True), range(4)):
+        qkv = (h, 3 * h) if turned else (3 * h, h)
+        # An embedding, or three with the head, may have the shape of qkv.
+        layers = counts[qkv] - tables_alike
+        if layers < 1:
             continue
         for f in _partners(counts, h, layers):
-            qkv = (h, 3 * h) if turned else (3 * h, h)
             block = _times(layers, (h, f), (f, h), (h, h), qkv)
             tables = _tables(seen, h, block)
             for model in _with_heads(Model(layers=layers, hidden=h, ffn=f), h, h, heads):
@@ -147,7 +148,9 @@ def _llama_options(base: Model, seen: Seen, q: int, kv: int, heads: int | None) 
             }  # fmt: skip
             # Defaults are left out, so that the model is the one that a config gives.
             kept = {key: value for key, value in options.items() if value and value != "pre"}
-            known = q // width if width else heads
+            known = q // width if width and heads in (None, q // width) else heads
+            if width and known != q // width:
+                continue
             for model in _with_heads(replace(base, options=kept), q, kv, known):
                 yield replace(model, kv_heads=kv // model.head_dim)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from ranktop.budget.model import BadInput, Model, Tensor
+
+_MOST_LAYERS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,9 @@ def embedding(name: str, rows: int, width: int, role: str = "embedding", *, spli
 
 
 def need(model: Model, *fields: str) -> None:
-    """Raise BadInput when a size that the family cannot do without is missing or below 1."""
+    """Raise BadInput when a size that the family needs is missing or below 1, and for absurdly many layers."""
+    if model.layers > _MOST_LAYERS:
+        raise BadInput(f"{model.name or model.family}: layers must be at most {_MOST_LAYERS}, not {model.layers}")
     for name in fields:
         value = getattr(model, name)
         if value < 1:
