@@ -11,7 +11,7 @@ from ranktop.budget.activations.closed import activations
 from ranktop.budget.expected import expected
 from ranktop.budget.model import Model
 from ranktop.budget.models.place import inventory
-from ranktop.budget.optimizers import by_name
+from ranktop.budget.optimizers import by_name, states_of
 from ranktop.budget.plan import Batch, Ddp, Fsdp, Layout, Plan, Precision
 from ranktop.budget.terms import Amount, Budget
 
@@ -116,6 +116,61 @@ def fsdp2_steady(case: Case) -> float:
     return known(budget(case.inputs, fsdp2(case.inputs)).total("step_start"))
 
 
+FSDP1 = {"FULL_SHARD": "full", "SHARD_GRAD_OP": "grad-op", "NO_SHARD": "none", "HYBRID_SHARD": "hybrid"}
+
+
+def fsdp1(i: dict[str, Any]) -> Plan:
+    words = i["strategy"].removeprefix("FSDP1 ")
+    mixed, checkpointed = words.endswith("_mp"), words.endswith("_ckpt")
+    sharding = FSDP1[words.removesuffix("_mp").removesuffix("_ckpt")]
+    ranks = int(i["N"])
+    return plan(
+        {**i, "B": i["b"], "foreach": True},
+        strategy="fsdp1",
+        fsdp=Fsdp(version=1, sharding=sharding, use_orig_params=bool(i["use_orig_params"])),
+        layout=Layout(world_size=ranks, replicate=ranks)
+        if sharding == "none"
+        else Layout(world_size=ranks, shard=ranks),
+        precision=Precision(compute="bfloat16", reduce="float32") if mixed else Precision(),
+        checkpointing="full" if checkpointed else "none",
+    )
+
+
+def fsdp1_total(case: Case, moment: str) -> float:
+    i = case.inputs
+    shape, of = model(i), fsdp1(i)
+    first = case.quantity == "wrap_bytes"
+    found = expected(
+        inventory(shape, of), of, activations(shape, of), first_step=first, runtime=Amount(0, "not in the tracker")
+    )
+    return known(found.total(moment))
+
+
+@answers("own dispatch-mode live-storage tracker", "wrap_bytes")
+def fsdp1_wrap(case: Case) -> float:
+    return fsdp1_total(case, "step_start")
+
+
+@answers("own dispatch-mode live-storage tracker", "fwd_peak_bytes")
+def fsdp1_forward(case: Case) -> float:
+    return fsdp1_total(case, "forward")
+
+
+@answers("own dispatch-mode live-storage tracker", "bwd_peak_bytes")
+def fsdp1_backward(case: Case) -> float:
+    return fsdp1_total(case, "backward")
+
+
+@answers("own dispatch-mode live-storage tracker", "step_peak_bytes")
+def fsdp1_step(case: Case) -> float:
+    return fsdp1_total(case, "optimizer_step")
+
+
+@answers("own dispatch-mode live-storage tracker", "end_bytes")
+def fsdp1_end(case: Case) -> float:
+    return fsdp1_total(case, "step_start")
+
+
 def ddp(i: dict[str, Any]) -> Plan:
     options = Ddp(gradient_as_bucket_view=i["gabv"], bucket_cap_mb=i["cap"])
     return plan(i, strategy="ddp", ddp=options)
@@ -162,7 +217,10 @@ def optimizer_states(case: Case) -> float:
     i = case.inputs
     dtype = i["dtype"].removeprefix("torch.")
     of = Plan(optimizer=by_name(NAMES[i["optimizer"]]), precision=Precision(parameters=dtype))
-    return known(expected(inventory(model(i), of), of, None).at("step_end")["optimizer"].bytes)
+    held = inventory(model(i), of)
+    # The case leaves scalars out; those that stay on the device are one number for each parameter.
+    scalars = [s for s in states_of(of.optimizer)[0] or () if s.like == "scalar" and s.on_device]
+    return known(expected(held, of, None).at("step_end")["optimizer"].bytes) - 4 * len(scalars) * len(held)
 
 
 @answers("pytorch issue #109888")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from ranktop.budget import data_parallel, ddp_buffers, fsdp2_buffers, fsdp_units
+from ranktop.budget import data_parallel, ddp_buffers
 from ranktop.budget.composition import Point, amount, backward_points, forward_points, parts
+from ranktop.budget.fsdp1_buffers import Fsdp1
+from ranktop.budget.fsdp2_buffers import Fsdp2
+from ranktop.budget.fsdp_step import Step
+from ranktop.budget.fsdp_units import units
 from ranktop.budget.job import Job
 from ranktop.budget.terms import Amount, Part
 
@@ -27,14 +31,16 @@ def at(job: Job, moment: str, gradients: int) -> Amount:
         size = min(BROADCAST, job.held.parameters.bytes or 0)
         found += parts(("first broadcast of the parameters", size))
     if _sharded(job):
-        found += _sharded_at(job, moment)
+        found += _sharded_at(job, moment, gradients)
     return amount(found, _RULES.get(job.plan.strategy, "module buffers"))
 
 
-def _sharded_at(job: Job, moment: str) -> tuple[Part, ...]:
-    step = _fsdp2(job)
+def _sharded_at(job: Job, moment: str, gradients: int) -> tuple[Part, ...]:
+    step = _fsdp(job)
     if moment in ("forward_end", "backward_start"):
         return step.between()
+    if moment == "step_start" and step.options.version == 1 and step.options.use_orig_params and not job.first_step:
+        return parts(("sharded gradients, kept until the next forward", max(0, job.full - gradients)))
     if moment == "load":
         return parts(("one unit, whole, while it is sharded", step.units.block.gathered))
     if moment == "checkpoint_save":
@@ -45,8 +51,10 @@ def _sharded_at(job: Job, moment: str) -> tuple[Part, ...]:
 _RULES = {"ddp": "DDP: buckets for every gradient", "zero-redundancy": "DDP: buckets for every gradient"}
 
 
-def _fsdp2(job: Job) -> fsdp2_buffers.Step:
-    return fsdp2_buffers.Step(job, fsdp_units.units(job))
+def _fsdp(job: Job) -> Step:
+    fsdp = job.plan.fsdp
+    version = fsdp.version if fsdp is not None else int(job.plan.strategy[-1])
+    return (Fsdp1 if version == 1 else Fsdp2)(job, units(job))
 
 
 def _sharded(job: Job) -> bool:
@@ -56,7 +64,7 @@ def _sharded(job: Job) -> bool:
 def forward(job: Job) -> list[Point]:
     """Return the points of forward at which memory may be highest."""
     if _sharded(job):
-        return [_with_standing(job, point) for point in _fsdp2(job).forward()]
+        return [_with_standing(job, point) for point in _fsdp(job).forward()]
     alive, kept = job.activations, job.kept
     points = [Point("forward", gradients=kept)] if alive is None else forward_points(alive, kept)
     return [_with_standing(job, point) for point in points]
@@ -65,7 +73,7 @@ def forward(job: Job) -> list[Point]:
 def backward(job: Job) -> list[Point]:
     """Return the points of backward at which memory may be highest."""
     if _sharded(job):
-        return [_with_standing(job, point) for point in _fsdp2(job).backward()]
+        return [_with_standing(job, point) for point in _fsdp(job).backward()]
     alive, full, kept = job.activations, job.full, job.kept
     if alive is None:
         points = [Point("end of backward", gradients=full)]

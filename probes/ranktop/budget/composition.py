@@ -108,13 +108,13 @@ def stages(alive: Activations, every: int, last: int, lefts: Iterable[int] = ())
     of = max(1, -(-alive.layers // every))
     points = alive.backward or ((alive.blocks // of + alive.recomputed + alive.block_backward, last),)
     outside = alive.outside - max(0, min(alive.after, alive.outside))
-    others = alive.in_flight - 1
+    waiting = (alive.in_flight - 1) * (alive.blocks + alive.outside + alive.inputs)
     found = []
     for left in sorted({of, 1, *(x for x in lefts if 1 <= x <= of)}, reverse=True):
         common = parts(
             (
                 "activations of the other micro-batches in flight",
-                others * (alive.blocks + alive.outside + alive.inputs),
+                waiting,
             ),
             (f"{left - 1} blocks not yet reached", alive.blocks * (left - 1) // of),
             ("outside of the blocks", outside),

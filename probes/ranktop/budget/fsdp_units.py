@@ -147,7 +147,8 @@ def _flat(kinds: list[Kind], job: Job, fsdp: Fsdp) -> Unit:
     trains = any(kind.trainable for kind in kinds)
     compute = _compute(first, job)
     return Unit(
-        gathered=full * compute,
+        # NO_SHARD computes with its own parameters unless they have to be cast.
+        gathered=0 if whole and compute == first.itemsize else full * compute,
         gradients=full * compute if trains else 0,
         reduced=full * _reduce(first, job) if trains else 0,
         shard=chunk * first.itemsize,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ranktop.budget import data_parallel, ddp, fsdp, zero_redundancy
+from ranktop.budget import data_parallel, ddp, fsdp, muon, zero_redundancy
 from ranktop.budget.held import Held
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Plan
@@ -56,7 +56,7 @@ def held_of(inventory: Inventory, plan: Plan) -> Held | None:
     rule = _RULES.get(plan.strategy)
     if rule is not None and plan.zero_redundancy and plan.strategy == "ddp":
         rule = zero_redundancy.expected
-    return None if rule is None else rule(inventory, plan)
+    return None if rule is None else rule(*muon.dealt(inventory, plan))
 
 
 def at(moment: str, states: Held, plan: Plan, first_step: bool) -> dict[str, Amount]:
