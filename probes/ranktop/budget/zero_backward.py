@@ -28,6 +28,25 @@ def at_loss(alive: Activations, gradients: int, buffers: tuple[Part, ...] = ()) 
     return Point("loss, in backward", saved_parts(alive) + temporaries, buffers, gradients)
 
 
+def _buckets(job: Job) -> tuple[str, int]:
+    """Return the IPG buckets, allocated in full at the first hook of every backward."""
+    options = job.options
+    if not options.contiguous_gradients or not job.groups:
+        return "", 0
+    count = 2 if options.overlap_comm else 1
+    twice = ", twice with overlap_comm" if count == 2 else ""
+    return f"gradient buckets, reduce_bucket_size{twice}", count * options.reduce_bucket_size * job.groups[0][
+        0
+    ].itemsize
+
+
+def between_micro_batches(job: Job) -> tuple[Part, ...]:
+    """Return the buckets that stage 1 keeps from the first micro-batch on: only the last one's epilogue frees them."""
+    if job.options.stage != 1 or not job.accumulating or job.options.wrapper == BF16_WRAPPER:
+        return ()
+    return parts(_buckets(job))
+
+
 def backward(job: Job, alive: Activations, kept: int, buffers: tuple[Part, ...]) -> Point:
     """Return the highest point of backward; ``kept`` are the bytes of gradients that exist before it."""
     walk: _Walk
@@ -36,7 +55,7 @@ def backward(job: Job, alive: Activations, kept: int, buffers: tuple[Part, ...])
     else:
         walk = _ByHooks(job, alive, kept, buffers)
     walk.run()
-    loss = at_loss(alive, kept, buffers)
+    loss = at_loss(alive, kept, buffers + between_micro_batches(job))
     found = walk.point()
     return loss if loss.bytes >= found.bytes else found
 
@@ -79,13 +98,12 @@ class _ByEngine(_Walk):
     def run(self) -> None:
         """Gradients grow; then each bucket of them is flattened, or cast to the communication dtype."""
         job = self.job
-        whole = not (job.accumulating and job.options.stage == 0)
         wrapped = job.options.wrapper == BF16_WRAPPER
         for index in reversed(range(len(job.kinds))):
             kind = job.kinds[index]
             if not job.is_updated(kind):
                 continue
-            if whole or wrapped:
+            if not job.accumulating:
                 self.gradients += kind.numel * kind.itemsize
             self.note("backward", index, *self._cast(kind, wrapped))
         self.note("end of backward, reducing", -1, self._reduction(wrapped))
@@ -132,6 +150,7 @@ class _ByHooks(_Walk):
         self.offloaded = options.offload_optimizer != "none"
         self.contiguous = options.contiguous_gradients
         self.item = job.groups[0][0].itemsize if job.groups else 0
+        self.buckets = _buckets(job)
         self.partition_bytes = sum(f.partition * job.gradient_bytes(k) for f, k in Flat(job).flats)
         self.owners = self._owners()
         self.bucket = _Bucket()
@@ -156,15 +175,6 @@ class _ByHooks(_Walk):
             )
             found.update(zip(indices, ranks, strict=True))
         return found
-
-    @property
-    def buckets(self) -> tuple[str, int]:
-        """The IPG buckets, allocated in full at the first hook of every backward."""
-        if not self.contiguous:
-            return "", 0
-        count = 2 if self.job.options.overlap_comm else 1
-        twice = ", twice with overlap_comm" if count == 2 else ""
-        return f"gradient buckets, reduce_bucket_size{twice}", count * self.limit * self.item
 
     def run(self) -> None:
         """Go through backward, and through the epilogue."""

@@ -89,15 +89,22 @@ class Flat(_FlatGroups):
         return Amount(self.buffer(), self.rule("whole gradients of the parameters that touch this rank's part"))
 
     def _offloaded(self, moment: str) -> Amount:
-        """This rank's part on the host, kept; at stage 2 with accumulation also the sums of whole gradients."""
+        """This rank's part on the host, kept; with accumulation also whole gradients.
+
+        Stage 1 leaves those of earlier micro-batches on the device, stage 2 sums its own up on the host.
+        """
         job = self.job
+        whole = job.whole_gradients if job.options.stage == 1 and job.accumulating and moment in IN_FORWARD else 0
+        words = "; whole gradients of earlier micro-batches on the device" if whole else ""
         if not job.plan.host:
-            return Amount(0, self.rule("gradients go to the host as they are reduced"))
+            return Amount(whole, self.rule(f"gradients go to the host as they are reduced{words}"))
         kept = sum(f.partition * job.master_bytes(k) for f, k in self.flats)
         begun = not (job.first_step and moment == "step_start")
         if job.options.stage == 2 and job.accumulating and begun:
             kept += self.buffer()
-        return Amount(kept, self.rule("this rank's part in the master weights' dtype, kept on the host"))
+        return Amount(
+            kept + whole, self.rule(f"this rank's part in the master weights' dtype, kept on the host{words}")
+        )
 
     @property
     def mixed(self) -> bool:

@@ -56,7 +56,8 @@ class _Coordinator:
     """The state of ``PartitionedParameterCoordinator`` in elements."""
 
     def __init__(self, modules: tuple[tuple[int, ...], ...], numels: tuple[int, ...], limits: Limits) -> None:
-        self.trace = (*modules, *reversed(modules))
+        # The root has no parameters of its own, but its hook is the first to look ahead.
+        self.trace = ((), *modules, *reversed(modules))
         self.numels, self.limits = numels, limits
         self.queue: deque[tuple[int, int]] = deque()
         if limits.traced:
@@ -102,9 +103,9 @@ class _Coordinator:
             live.append(top[1])
             flat.append(top[2])
             self._release(step, module)
-            if 2 * (step + 1) == len(self.trace):
+            if 2 * step + 1 == len(self.trace):
                 between = self.live, self.flat
-        return Gathered(tuple(live), tuple(flat), *between)
+        return Gathered(tuple(live[1:]), tuple(flat[1:]), *between)
 
     def _gather(self, needed: list[int]) -> None:
         if not needed:

@@ -16,7 +16,7 @@ from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, Amount, Part
 from ranktop.budget.zero import layout_of, options_of, uncovered
-from ranktop.budget.zero_backward import backward
+from ranktop.budget.zero_backward import backward, between_micro_batches
 from ranktop.budget.zero_job import IN_FORWARD, Job, Layout
 from ranktop.budget.zero_offload import off_device as _off_device
 from ranktop.budget.zero_offload import staging
@@ -80,6 +80,7 @@ class _Step:
         self.alive = activations if activations is not None else NOTHING
         self.fixed: tuple[Part, ...] = _module_buffers(job) + staging(job)
         self.bucket = bucket(job) if job.options.stage == 3 else ()
+        self.waiting = between_micro_batches(job)
 
     def table(self) -> Table:
         """Return every moment's amounts."""
@@ -92,7 +93,7 @@ class _Step:
             "optimizer_step": lambda: zero_step.step(job, layout),
             "checkpoint_save": lambda: zero_step.save(job, layout),
         }
-        between_passes = sharded.between() if sharded else ()
+        between_passes = sharded.between() if sharded else self.waiting
         found: Table = {}
         for moment in ALL_MOMENTS:
             if moment in stretches:
@@ -116,7 +117,7 @@ class _Step:
 
     def _forward(self) -> Point:
         loss = saved_parts(self.alive) + parts(("temporaries of the loss", self.alive.loss_forward))
-        return Point("loss, in forward", loss, self.fixed, self._kept())
+        return Point("loss, in forward", loss, self.fixed + self.waiting, self._kept())
 
     def _backward(self) -> Point:
         return backward(self.job, self.alive, self._kept(), self.fixed)
@@ -139,7 +140,7 @@ class _Step:
         rule = f"ZeRO-{self.job.options.stage}: highest point: {point.name}"
         own: tuple[Part, ...] = ()
         if moment == "load":
-            own = self._ready(point)
+            own = self.fixed
         elif moment in ("optimizer_step", "checkpoint_save"):
             own = self.fixed + self.bucket
         gradients = found["gradients"]
@@ -153,11 +154,6 @@ class _Step:
             "activations": self._activations(moment, point, rule),
             "buffers": amount(own + point.buffers, rule, 0.0 if self._exact(moment) else 0.1),
         }
-
-    def _ready(self, point: Point) -> tuple[Part, ...]:
-        """Buffers while the engine is made: its bucket comes last."""
-        last = point.name == "engine is ready"
-        return self.fixed + (self.bucket if last else ())
 
     def _activations(self, moment: str, point: Point, rule: str) -> Amount:
         if moment in ("forward", "backward") and self.known is None:

@@ -52,36 +52,42 @@ class Progress:
             for i, end in enumerate(ends)
         ]
         """Share of the blocks' activations that is alive when a parameter's gradient has just been made."""
+        self.period = period
+        self._inside_block = _by_parameter(kinds[start : start + period], alive) if period else ()
         held = alive.in_flight * (alive.blocks + alive.outside + alive.inputs) - alive.blocks
         self._after = max(0, held)
-        self._inside = max(0, held - min(alive.after, alive.outside)) + alive.recomputed + alive.block_backward
+        self._around = max(0, held - min(alive.after, alive.outside))
         self._before = max(0, held - alive.outside) + alive.boundary
 
     def bytes(self, index: int) -> int:
         """Bytes of activations when the gradient of parameter ``index`` has just been made."""
-        alive = self.alive
-        if index >= self.end:
-            return self._after + alive.blocks + alive.casts + self._logits(index)
-        fixed = self._inside if index >= self.start else self._before
-        return int(self.left[index] * (alive.blocks + alive.casts)) + fixed
+        return sum(size for _, size in self._pieces(index))
 
     def parts(self, index: int) -> tuple[Part, ...]:
         """Return what ``bytes`` is made of."""
-        alive, left = self.alive, self.left[index]
-        saved = int(left * (alive.blocks + alive.casts))
+        return parts(*self._pieces(index))
+
+    def _pieces(self, index: int) -> tuple[tuple[str, int], ...]:
+        alive = self.alive
         if index >= self.end:
-            saved = alive.blocks + alive.casts
-            gradient = self._logits(index)
-            others = self._after
+            return (
+                ("blocks that are not yet through backward", alive.blocks + alive.casts),
+                ("gradients of activations", self._logits(index)),
+                ("other activations", self._after),
+            )
+        if index < self.start:
+            return ("gradients of activations", alive.boundary), ("other activations", self._before)
+        if self._inside_block:
+            number, place = divmod(index - self.start, self.period)
+            saved = (alive.blocks + alive.casts) * number // max(1, alive.layers)
+            block = self._inside_block[place]
         else:
-            gradient = alive.block_backward if index >= self.start else alive.boundary
-            others = (self._inside if index >= self.start else self._before) - gradient
-        recomputed = alive.recomputed if self.start <= index < self.end else 0
-        return parts(
+            saved = int(self.left[index] * (alive.blocks + alive.casts))
+            block = alive.recomputed + alive.block_backward
+        return (
             ("blocks that are not yet through backward", saved),
-            ("recomputed activations", recomputed),
-            ("gradients of activations", gradient),
-            ("other activations", others - recomputed),
+            ("the block in backward: what is left of it, gradients of activations", block),
+            ("other activations", self._around),
         )
 
     def ended(self) -> int:
@@ -96,3 +102,22 @@ class Progress:
         if len(shape) != 2 or shape[0] <= shape[1]:
             return self.alive.boundary
         return self.alive.boundary * shape[0] // shape[1]
+
+
+def _by_parameter(block: Sequence[Kind], alive: Activations) -> tuple[int, ...]:
+    """Bytes of one block when each of its parameters' gradients has just been made.
+
+    From the points of its backward where they are known, else falling evenly from its whole.
+    """
+    total = sum(kind.numel * kind.itemsize for kind in block if kind.trainable)
+    found: list[int] = []
+    made = 0
+    for kind in reversed(block):
+        made += kind.numel * kind.itemsize if kind.trainable else 0
+        if alive.backward:
+            reached = [bytes_ for bytes_, by_then in alive.backward if by_then <= made]
+            found.append(reached[-1] if reached else alive.backward[0][0])
+            continue
+        whole = alive.blocks // max(1, alive.layers) + alive.recomputed
+        found.append(whole - whole * (made - kind.numel * kind.itemsize) // max(1, total) + alive.block_backward)
+    return tuple(reversed(found))

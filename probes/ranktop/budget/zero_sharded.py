@@ -90,17 +90,27 @@ class Sharded:
         alive = self.alive
         loss = saved_parts(alive) + parts(("temporaries of the loss", alive.loss_forward))
         points = [Point("loss, in forward", loss, self.buffers + self.between(), self.kept)]
-        inside = [
-            (self.gathered.live[i] + self.gathered.flat[i], int(self.progress.left[module[0]] * alive.blocks), i)
-            for i, module in enumerate(self.modules)
-        ]
-        if inside:
-            _, saved, position = max(inside, key=lambda entry: entry[0] * self.item + entry[1])
-            so_far = parts(
-                ("blocks that have run forward", saved), ("outside and inputs", alive.outside + alive.inputs)
-            )
-            points.append(Point("forward", so_far, self.buffers + self._whole(position), self.kept))
+        if self.modules:
+            points.append(self._modules_forward())
         return highest(points)
+
+    def _modules_forward(self) -> Point:
+        """Return the module of forward at which gathered parameters and activations so far are most."""
+        alive, progress, found = self.alive, self.progress, self.gathered
+        most, best = -1, (0, 0, 0)
+        for position, module in enumerate(self.modules):
+            saved = int(progress.left[module[0]] * alive.blocks)
+            block = alive.block_forward if progress.start <= module[0] < progress.end else 0
+            size = (found.live[position] + found.flat[position]) * self.item + saved + block
+            if size > most:
+                most, best = size, (position, saved, block)
+        position, saved, block = best
+        so_far = parts(
+            ("blocks that have run forward", saved),
+            ("temporaries of the block in forward", block),
+            ("outside and inputs", alive.outside + alive.inputs),
+        )
+        return Point("forward", so_far, self.buffers + self._whole(position), self.kept)
 
     def backward(self) -> Point:
         """Return backward's highest point: at the loss, or where a parameter's gradient meets a full bucket."""
@@ -168,7 +178,7 @@ class Sharded:
         padded = sum(share(kind.numel, job.ranks) * job.ranks for kind in kinds) * item
         alone = len(kinds) == 1 and kinds[0].numel % job.ranks == 0
         found = [("copy of the bucket while it is reduced", 0 if alone else padded)]
-        if item != kinds[0].itemsize:
+        if item != kinds[0].itemsize and (not job.options.contiguous_gradients or alone):
             found.append(("cast to communication_data_type", sum(kind.numel for kind in kinds) * item))
         if job.plan.host:
             found.append(("copy that gloo's reduce-scatter makes", padded))

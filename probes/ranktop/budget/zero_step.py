@@ -15,6 +15,7 @@ from ranktop.budget.optimizers import Piece
 from ranktop.budget.zero_flat import BF16_WRAPPER, Flat
 from ranktop.budget.zero_job import Job, Layout
 from ranktop.budget.zero_layout import share
+from ranktop.budget.zero_sharded import bucket
 from ranktop.budget.zero_whole import Partitioned, Replicated
 
 
@@ -118,15 +119,25 @@ def load(job: Job, layout: Layout) -> Point:
     if isinstance(layout, Flat):
         return _flat_load(job, layout)
     if isinstance(layout, Partitioned):
-        points = [Point("engine is ready", gradients=layout.gradients("step_start").bytes or 0)]
-        if job.optimizer_on_device:
-            largest = max((sum(sub) * job.master_bytes(kind) for sub, kind in layout.subs), default=0)
-            points.append(Point("master weights", parts(("a sub-group's master weights, copied once more", largest))))
-        return highest(points)
+        return _partitioned_load(job, layout)
     if isinstance(layout, Replicated) and layout.steps_at_start():
         made = step(job, layout)
         return Point("a first update on gradients of zero", made.activations, gradients=made.gradients)
     return Point("engine is ready", gradients=layout.gradients("step_start").bytes or 0)
+
+
+def _partitioned_load(job: Job, layout: Partitioned) -> Point:
+    """Stage 3: a sub-group's masters are made twice; when all is made a parameter is gathered whole."""
+    largest = max((kind.numel * kind.itemsize for kind in job.kinds), default=0)
+    ready = parts(("a parameter gathered whole, the largest", largest))
+    points = [Point("engine is ready", ready, bucket(job), layout.gradients("step_start").bytes or 0)]
+    if job.optimizer_on_device:
+        group = max((sum(sub) * job.master_bytes(kind) for sub, kind in layout.subs), default=0)
+        offloaded = job.options.offload_optimizer != "none"
+        kept = sum(sum(sub) * job.master_bytes(kind) for sub, kind in layout.subs) if offloaded else 0
+        copies = parts(("one more copy of a sub-group's master weights or gradients", group))
+        points.append(Point("master weights", copies, gradients=kept))
+    return highest(points)
 
 
 def _flat_load(job: Job, layout: Flat) -> Point:
