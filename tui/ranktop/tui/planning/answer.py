@@ -28,6 +28,8 @@ class Row:
     """Moment of the amounts: the peak, or where the known parts are largest when a part is not known."""
     amounts: dict[str, Amount]
     """Category -> amount, of the worst rank at that moment."""
+    total: int | None
+    """Bytes of the worst rank at its peak, None when a part is not known at some moment of the step."""
     parameters: int
     """Of the whole model."""
 
@@ -35,12 +37,6 @@ class Row:
     def name(self) -> str:
         """The strategy."""
         return self.projection.strategy
-
-    @property
-    def total(self) -> int | None:
-        """Bytes of the worst rank at its peak, None when a part is not known at some moment of the step."""
-        rank = self.projection.rank
-        return rank.total if rank is not None else None
 
     @property
     def at_least(self) -> int:
@@ -76,12 +72,8 @@ class Answer:
     rows: tuple[Row, ...]
     best: str | None
     """The strategy that fits and loses the least time; None when nothing fits, or nobody said into what."""
-
-    @property
-    def unit(self) -> Unit:
-        """The unit of the page; runtime has no say in it, which is the same for a toy."""
-        sizes = (amount.bytes or 0 for row in self.rows for name, amount in row.amounts.items() if name != "runtime")
-        return unit_for(sizes)
+    unit: Unit
+    """Of the page's sizes."""
 
 
 def answer(request: Request) -> Answer:
@@ -90,7 +82,9 @@ def answer(request: Request) -> Answer:
 
     rows = tuple(_row(request, strategy) for strategy in request.strategies)
     _same_complaint(rows)
-    return Answer(request=request, rows=rows, best=best(rows))
+    # Runtime has no say in the unit: it is the same for a toy.
+    sizes = (amount.bytes or 0 for row in rows for name, amount in row.amounts.items() if name != "runtime")
+    return Answer(request=request, rows=rows, best=best(rows), unit=unit_for(sizes))
 
 
 def _row(request: Request, strategy: str) -> Row:
@@ -101,7 +95,15 @@ def _row(request: Request, strategy: str) -> Row:
     else:
         projection = project(run, strategy)
     moment, amounts = _shown(projection)
-    return Row(run=run, projection=projection, moment=moment, amounts=amounts, parameters=request.parameters)
+    rank = projection.rank
+    return Row(
+        run=run,
+        projection=projection,
+        moment=moment,
+        amounts=amounts,
+        total=rank.total if rank is not None else None,
+        parameters=request.parameters,
+    )
 
 
 BATCH: Final = "samples per step are not"

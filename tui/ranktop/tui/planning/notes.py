@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from ranktop.budget.model import Model
 from ranktop.budget.terms import BUDGETED
@@ -15,6 +16,10 @@ from ranktop.tui.planning.table import MOMENT_WORDS
 
 Note = tuple[str, str]
 """What a line is about, and its text."""
+
+
+UNEQUAL: Final = 0.02
+"""Share of the worst rank's bytes by which another must differ to be worth a line."""
 
 
 def header(answer: Answer) -> list[str]:
@@ -78,10 +83,11 @@ def device_line(request: Request) -> str:
     return f"{GIB.named(memory)} per GPU" + (f" ({request.device})" if request.device else "")
 
 
-def legend(answer: Answer) -> str:
+def legend(answer: Answer, wide: bool) -> str:
     """Return how to read the table."""
     unit = answer.unit.name
-    return f"In {unit} on the worst rank at its peak. comm: sent by one GPU per step; batch: largest that fits."
+    text = f"In {unit} on the worst rank at its peak. comm: sent by one GPU per step; batch: largest that fits"
+    return f"{text}; ±: error of the total, ? beside what is guessed." if wide else f"{text}."
 
 
 def notes(answer: Answer, wide: bool) -> list[Note]:
@@ -92,7 +98,7 @@ def notes(answer: Answer, wide: bool) -> list[Note]:
     if not wide:
         found += [("peak", text) for text in _peaks(rows)]
     found += [("worst rank", text) for text in _worst(rows, answer.unit)]
-    found += [("outside", text) for text in _outside(rows, answer.unit)]
+    found += [("beside the step", text) for text in _outside(rows, answer.unit)]
     found += [("error", text) for text in _errors(rows)]
     found += [("config", text) for text in answer.request.notes]
     found += [("assumed", text) for text in answer.request.assumed]
@@ -108,14 +114,10 @@ def _best(answer: Answer) -> Iterator[Note]:
     elif answer.best is not None:
         speed = "" if run.link else " (400 Gb/s taken; --link)"
         yield "* best", f"{answer.best}: of those that fit, loses least to sending, copying and idle GPUs{speed}"
-    elif all(row.fits is False or row.projection.refused for row in answer.rows):
-        closest = nearest(answer.rows)
-        missing = (
-            f"; {closest.name} comes nearest, {GIB.named(-(closest.projection.headroom or 0))} too much"
-            if closest
-            else ""
-        )
-        yield "nothing fits", f"try --checkpointing full, fewer samples, more GPUs, or --fit{missing}"
+    elif any(row.fits is False for row in answer.rows):
+        some = any(row.fits is None and not row.projection.refused for row in answer.rows)
+        label = "nothing known fits" if some else "nothing fits"
+        yield label, f"{_nearest(answer.rows)}try --checkpointing full, fewer samples, more GPUs, or --fit"
     if answer.request.own is not None:
         yield "> config", f"{answer.request.own}: what the given config file asks for"
 
@@ -145,7 +147,7 @@ def _worst(rows: list[Row], unit: Unit) -> Iterator[str]:
         rank = row.projection.rank
         totals = [each.total for each in row.projection.ranks]
         known = [total for total in totals if total is not None]
-        if rank is None or len(known) < 2 or max(known) - min(known) < 0.005 * max(known):
+        if rank is None or len(known) < 2 or max(known) - min(known) < UNEQUAL * max(known):
             continue
         where = f"stage {rank.stage}, " if rank.plan.layout.pipeline > 1 else ""
         yield f"{row.name}: {where}{ranks_words(rank.ranks)}; the least loaded hold {unit.named(min(known))}"

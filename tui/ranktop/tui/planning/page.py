@@ -9,9 +9,6 @@ from ranktop.tui.planning.notes import header, legend, notes
 from ranktop.tui.planning.sizes import fold
 from ranktop.tui.planning.table import Cell, lines
 
-WIDE: Final = 104
-"""Cells from which the table has a column for the peak."""
-
 _SGR: Final = {"good": "32", "bad": "31", "strong": "1", "best": "1;32", "dim": "2"}
 
 _ASCII: Final = str.maketrans({"–": "-", "×": "x", "±": "~", "≥": ">", "→": ">", "·": "-", "…": "~"})
@@ -20,13 +17,14 @@ _ASCII: Final = str.maketrans({"–": "-", "×": "x", "±": "~", "≥": ">", "�
 def page(answer: Answer, width: int, colour: bool) -> str:
     """Return the page, ending with a newline; no line is wider than ``width`` unless the table itself must be."""
     told = [line for text in header(answer) for line in fold(text, width, "  ")]
-    table = ["".join(_painted(cell, colour) for cell in line).rstrip() for line in lines(answer, width)]
+    form, cells = lines(answer, width)
+    table = ["".join(_painted(cell, colour) for cell in line).rstrip() for line in cells]
     below: list[str] = []
     last = ""
-    for about, text in notes(answer, wide=width >= WIDE):
+    for about, text in notes(answer, form.wide):
         below += _note("" if about == last else about, text, width, colour)
         last = about
-    how = [_painted((line, "dim"), colour) for line in fold(legend(answer), width)]
+    how = [_painted((line, "dim"), colour) for line in fold(legend(answer, form.wide), width)]
     return "\n".join([*told, "", *table, *how, "", *below]) + "\n"
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 from ranktop.budget.axes import check
 from ranktop.budget.model import BadInput
 from ranktop.budget.optimizer_names import by_name
+from ranktop.budget.plan import OptimizerPlan
 from ranktop.budget.run import PRECISIONS, STRATEGIES, Run
+from ranktop.tui.planning.configs import Given
+from ranktop.tui.planning.configs import given as configs_of
 from ranktop.tui.planning.flags import Flags, meant, spelled
 from ranktop.tui.planning.model_flags import model_of_flags
 from ranktop.tui.planning.numbers import rate, whole
@@ -21,6 +24,9 @@ MOST: Final = {
     "checkpoint_every": 10**5,
 }  # fmt: skip
 """Beyond these a number is a typing error."""
+
+Numbers = dict[str, int | None]
+"""Flags of MOST by name; None = not given."""
 
 NODE: Final = 8
 """GPUs of a node when nobody says."""
@@ -53,46 +59,23 @@ class Request:
 def request(flags: Flags) -> Request:
     """Return what the flags ask for. Raises BadInput with one line that says what is wrong and what to do."""
     from ranktop.budget.models.tensors import count
-    from ranktop.tui.planning.configs import given as configs_of
 
     model, assumed = model_of_flags(flags)
     config = configs_of(flags)
     numbers = _numbers(flags)
     world, told = _world(numbers, config.world_size)
     memory, device = _device(flags)
-    micro = config.agreed("--micro-batch", numbers["micro_batch"], config.micro_batch, None)
-    accumulation = config.agreed("--grad-accum", numbers["grad_accum"], config.accumulation, None)
-    precision = choice("--precision", flags.precision, PRECISIONS) if flags.precision is not None else None
-    optimizer = by_name(flags.optimizer) if flags.optimizer is not None else config.optimizer or by_name("adamw")
-    stack = choice("--stack", flags.stack or "torch", STACKS)
+    optimizer = _optimizer(flags, config)
     run = Run(
         model=model,
         world_size=world,
-        gpus_per_node=config.agreed(
-            "--gpus-per-node", numbers["gpus_per_node"], config.gpus_per_node, min(NODE, world)
-        ),
-        data=numbers["dp"],
-        tensor=numbers["tp"],
-        pipeline=numbers["pp"],
-        context=numbers["cp"] or 1,
-        expert=numbers["ep"] or 1,
-        precision=config.agreed("--precision", precision, config.precision, "bf16-master"),
         optimizer=optimizer,
-        micro_batch=micro or 1,
-        sequence_length=numbers["seq_len"] or 0,
-        accumulation=accumulation or 1,
-        checkpointing=choice("--checkpointing", flags.checkpointing or config.checkpointing or "none", CHECKPOINTING),
-        checkpoint_every=numbers["checkpoint_every"] or 1,
-        attention=choice("--attention", flags.attention or "sdpa", ATTENTION),
-        loss=choice("--loss", flags.loss or "upcast", LOSSES),
-        stack=stack,
-        sequence_parallel=("megatron" if stack == "megatron" else "dtensor") if flags.sequence_parallel else "",
-        virtual=numbers["virtual_stages"] or 1,
-        lora=lora(flags),
         zero=config.zero,
         fsdp=config.fsdp,
         device_memory=memory,
         link=rate("--link", flags.link) if flags.link is not None else None,
+        **_layout(flags, config, numbers),
+        **_training(flags, config, numbers),
     )
     check(run)
     _check_sequence(run)
@@ -107,21 +90,65 @@ def request(flags: Flags) -> Request:
         optimizer=flags.optimizer or optimizer.name or "none",
         device=device,
         global_batch=config.agreed("--global-batch", numbers["global_batch"], config.global_batch, None),
-        micro_batch_given=micro is not None,
-        accumulation_given=accumulation is not None,
+        micro_batch_given=numbers["micro_batch"] is not None or config.micro_batch is not None,
+        accumulation_given=numbers["grad_accum"] is not None or config.accumulation is not None,
         own=config.own,
         notes=config.notes,
         assumed=(*assumed, *told),
     )
 
 
-def _numbers(flags: Flags) -> dict[str, int | None]:
+def _layout(flags: Flags, config: Given, numbers: Numbers) -> dict[str, Any]:
+    """Return how ranks are dealt out, as fields of Run."""
+    split = "megatron" if flags.stack == "megatron" else "dtensor"
+    return {
+        "gpus_per_node": config.agreed("--gpus-per-node", numbers["gpus_per_node"], config.gpus_per_node, NODE),
+        "data": numbers["dp"],
+        "tensor": numbers["tp"],
+        "pipeline": numbers["pp"],
+        "context": numbers["cp"] or 1,
+        "expert": numbers["ep"] or 1,
+        "virtual": numbers["virtual_stages"] or 1,
+        "sequence_parallel": split if flags.sequence_parallel else "",
+    }
+
+
+def _training(flags: Flags, config: Given, numbers: Numbers) -> dict[str, Any]:
+    """Return how it is trained, as fields of Run."""
+    precision = choice("--precision", flags.precision, PRECISIONS) if flags.precision is not None else None
+    checkpointing = choice("--checkpointing", flags.checkpointing, CHECKPOINTING) if flags.checkpointing else None
+    return {
+        "precision": config.agreed("--precision", precision, config.precision, "bf16-master"),
+        "micro_batch": config.agreed("--micro-batch", numbers["micro_batch"], config.micro_batch, 1),
+        "accumulation": config.agreed("--grad-accum", numbers["grad_accum"], config.accumulation, 1),
+        "sequence_length": numbers["seq_len"] or 0,
+        "checkpointing": checkpointing or config.checkpointing or "none",
+        "checkpoint_every": numbers["checkpoint_every"] or 1,
+        "attention": choice("--attention", flags.attention or "sdpa", ATTENTION),
+        "loss": choice("--loss", flags.loss or "upcast", LOSSES),
+        "stack": choice("--stack", flags.stack or "torch", STACKS),
+        "lora": lora(flags),
+    }
+
+
+def _optimizer(flags: Flags, config: Given) -> OptimizerPlan:
+    """Return the optimizer that flag and file agree on. Raises BadInput when they don't."""
+    typed = by_name(flags.optimizer) if flags.optimizer is not None else None
+    here = config.optimizer
+    if typed is not None and here is not None and typed.name != here.name:
+        raise BadInput(
+            f"--optimizer {flags.optimizer} contradicts {config.file}, which says {here.name}; leave one out"
+        )
+    return typed or here or by_name("adamw")
+
+
+def _numbers(flags: Flags) -> Numbers:
     """Return every flag of MOST as a number, None where it was not given."""
     typed = {name: getattr(flags, name) for name in MOST}
     return {name: None if text is None else whole(spelled(name), text, MOST[name]) for name, text in typed.items()}
 
 
-def _world(numbers: dict[str, int | None], configured: int | None) -> tuple[int, tuple[str, ...]]:
+def _world(numbers: Numbers, configured: int | None) -> tuple[int, tuple[str, ...]]:
     """Return the number of GPUs, and where it comes from when nobody said it."""
     if numbers["world_size"] is not None:
         return numbers["world_size"], ()

@@ -108,27 +108,44 @@ def columns(wide: bool, times: bool) -> list[Column]:
     return found
 
 
-def lines(answer: Answer, width: int) -> Iterator[list[Cell]]:
-    """Yield the table's lines as styled pieces, the widest form that fits into ``width``."""
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How much of the table is shown."""
+
+    wide: bool
+    """With columns for the error, the peak and, given a link, the seconds."""
+    long: bool
+    """Heads in full."""
+    gap: int
+    """Blanks between columns."""
+
+
+FORMS: Final = (
+    Form(True, True, 2), Form(True, True, 1), Form(True, False, 2), Form(True, False, 1), Form(False, False, 2),
+    Form(False, False, 1),
+)  # fmt: skip
+"""The richest first; the last one takes 80 columns."""
+
+
+def lines(answer: Answer, width: int) -> tuple[Form, list[list[Cell]]]:
+    """Return the table's lines as styled pieces, in the richest form that fits into ``width``, and that form."""
     times = answer.request.run.link is not None
-    forms = ((True, True, 2), (True, True, 1), (True, False, 2), (True, False, 1), (False, False, 1))
-    made: list[list[Cell]] = []
     names = max((len(row.name) for row in answer.rows), default=0) + 1
-    for wide, long, gap in forms:
-        made = _laid(answer, columns(wide, times), names, long, gap)
+    form, made = FORMS[-1], [[("", "")]]
+    for form in FORMS:
+        made = _laid(answer, columns(form.wide, times), names, form)
         if sum(len(text) for text, _ in made[0]) <= width:
             break
-    yield made[0]
+    found = [made[0]]
     for row, line in zip(answer.rows, made[1:], strict=True):
-        if row.projection.refused:
-            yield from _refused(row, line[0], names, width)
-        else:
-            yield line
+        found += _refused(row, line[0], names, width) if row.projection.refused else [line]
+    return form, found
 
 
-def _laid(answer: Answer, shown: list[Column], names: int, long: bool, gap: int) -> list[list[Cell]]:
+def _laid(answer: Answer, shown: list[Column], names: int, form: Form) -> list[list[Cell]]:
     """Return head and rows, every cell padded to its column."""
-    heads = [column.long if long else column.short for column in shown]
+    gap = form.gap
+    heads = [column.long if form.long else column.short for column in shown]
     empty = [("", "")] * len(shown)
     table = [
         empty if row.projection.refused else [column.cell(row, answer.unit) for column in shown] for row in answer.rows
