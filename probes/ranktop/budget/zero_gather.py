@@ -33,10 +33,12 @@ class Gathered:
     """Elements that are whole while one module after another runs forward and then backward."""
 
     live: tuple[int, ...]
-    """Gathered parameters that are not persistent, position by position: forward, then backward."""
+    """Gathered parameters that are not persistent, at the highest moment of each position: forward, then backward."""
     flat: tuple[int, ...]
     """Buffers of coalesced gathers beside them: a prefetched parameter is copied out of its buffer, which lives on
     until the last parameter of the same gather has been used."""
+    running: tuple[int, ...]
+    """Both while the module runs, when what it had to wait for has been copied out."""
     between: int = 0
     """What of ``live`` stays between forward and backward."""
     between_flat: int = 0
@@ -92,7 +94,7 @@ class _Coordinator:
 
     def run(self) -> Gathered:
         """Return what is live and what is in flat buffers at each step."""
-        live, flat = [], []
+        live, flat, running = [], [], []
         between = (0, 0)
         for step, module in enumerate(self.trace):
             self._gather([p for p in module if p not in self.available])
@@ -102,10 +104,11 @@ class _Coordinator:
             top = max(top, (self.live + self.flat, self.live, self.flat))
             live.append(top[1])
             flat.append(top[2])
+            running.append(self.live + self.flat)
             self._release(step, module)
             if 2 * step + 1 == len(self.trace):
                 between = self.live, self.flat
-        return Gathered(tuple(live[1:]), tuple(flat[1:]), *between)
+        return Gathered(tuple(live[1:]), tuple(flat[1:]), tuple(running[1:]), *between)
 
     def _gather(self, needed: list[int]) -> None:
         if not needed:

@@ -156,7 +156,7 @@ class Sharded:
     ) -> tuple[int, int, int, int, tuple[tuple[str, int], ...]]:
         live = 0
         if self.modules and index >= 0:
-            live = (self.gathered.live[position] + self.gathered.flat[position]) * self.item
+            live = self.gathered.running[position] * self.item
         activations = self.progress.bytes(index) if index >= 0 else self.progress.ended()
         size = activations + live + gradients + sum(extra for _, extra in copies)
         return size, index, position, gradients, copies
@@ -164,7 +164,9 @@ class Sharded:
     def _point(self, best: tuple[int, int, int, int, tuple[tuple[str, int], ...]]) -> Point:
         _, index, position, gradients, copies = best
         alive = self.progress.parts(index) if index >= 0 else parts(("inputs", self.progress.ended()))
-        whole = self._whole(position) if index >= 0 else ()
+        whole: tuple[Part, ...] = ()
+        if index >= 0 and self.modules:
+            whole = parts((LIVE, self.gathered.running[position] * self.item))
         pending = parts(("gradients not yet in the bucket", gradients))
         name = "a full bucket is reduced" if copies else "backward"
         return Point(name, alive, self.buffers + whole + pending + parts(*copies), self.kept)
@@ -180,9 +182,10 @@ class Sharded:
         found = [("copy of the bucket while it is reduced", 0 if alone else padded)]
         if item != kinds[0].itemsize and (not job.options.contiguous_gradients or alone):
             found.append(("cast to communication_data_type", sum(kind.numel for kind in kinds) * item))
-        if job.plan.host:
-            found.append(("copy that gloo's reduce-scatter makes", padded))
-        if job.options.offload_optimizer != "none":
-            part = max(share(kind.numel, job.ranks) for kind in kinds)
-            found.append(("norm of a gradient partition in fp64", 8 * min(part, NORM_PIECE)))
+        gloo = ("copy that gloo's reduce-scatter makes", padded if job.plan.host else 0)
+        part = max(share(kind.numel, job.ranks) for kind in kinds)
+        norm = ("norm of a gradient partition in fp64", 8 * min(part, NORM_PIECE))
+        if job.options.offload_optimizer != "none" and norm[1] > gloo[1]:
+            return (*found, norm)
+        found.append(gloo)
         return tuple(found)
