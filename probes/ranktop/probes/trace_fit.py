@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from ranktop.budget.activations.coefficients import NAMES, Polynomial, Terms
+from ranktop.budget.activations.coefficients import NAMES, Polynomial, Terms, at
 from ranktop.probes.trace_step import Reading
 
 Point = tuple[int, int, int]
@@ -58,18 +58,38 @@ def fit(readings: Mapping[Point, Reading], where: Grid) -> Terms:
         slope = [(h - one) / (DEPTHS[1] - DEPTHS[0]) for h, one in zip(high, low, strict=True)]
         per_layer[name] = _floats(slope)
         fixed[name] = _floats([one - DEPTHS[0] * each for one, each in zip(low, slope, strict=True)])
-    return Terms(fixed=fixed, per_layer=per_layer, stages=_stages(readings, where))
-
-
-def _stages(readings: Mapping[Point, Reading], where: Grid) -> tuple[tuple[Polynomial, int], ...]:
-    deep = DEPTHS[-1]
-    shapes = {tuple(made for _, made in readings[deep, b, s].stages) for b in where.batches for s in where.sequences}
-    if len(shapes) != 1:  # another batch or sequence takes another way through backward
-        return ()
-    return tuple(
-        (_floats(_polynomial(lambda b, s, i=i: readings[deep, b, s].stages[i][0], where)), made)  # type: ignore[misc]
-        for i, made in enumerate(next(iter(shapes)))
+    deepest = {(b, s): readings[DEPTHS[-1], b, s] for b in where.batches for s in where.sequences}
+    losses = _envelope(
+        {place: tuple((alive, 0) for alive in read.loss_curve) for place, read in deepest.items()}, where
     )
+    stages = _envelope({place: read.block_curve for place, read in deepest.items()}, where)
+    return Terms(fixed=fixed, per_layer=per_layer, loss=tuple(one for one, _ in losses), stages=stages)
+
+
+_SAMPLES: Final = [(b, s) for b in (1, 2, 4, 8, 16, 32, 64, 256, 1024) for s in (2**n for n in range(4, 21))]
+"""Batches and sequences at which curves are compared."""
+
+
+def _envelope(
+    curves: Mapping[tuple[int, int], tuple[tuple[int, int], ...]], where: Grid
+) -> tuple[tuple[Polynomial, int], ...]:
+    """Return the polynomials of those events that are the highest somewhere, for each amount of gradients made.
+
+    A maximum over events is no polynomial: at small batches a weight's gradient is the highest, at large ones an
+    activation's. Each event by itself is one. Empty when another batch or sequence takes another way through backward.
+    """
+    shapes = {tuple(made for _, made in curve) for curve in curves.values()}
+    if len(shapes) != 1:
+        return ()
+    kept: dict[tuple[int, Polynomial], None] = {}
+    events = [
+        (made, _floats(_polynomial(lambda b, s, i=i: curves[b, s][i][0], where)))  # type: ignore[misc]
+        for i, made in enumerate(next(iter(shapes)))
+    ]
+    for stage in sorted({made for made, _ in events}):
+        among = dict.fromkeys(terms for made, terms in events if made == stage)
+        kept.update({(stage, max(among, key=lambda terms: at(terms, *place))): None for place in _SAMPLES})
+    return tuple((terms, made) for made, terms in kept)
 
 
 def _polynomial(value: Callable[[int, int], int], where: Grid) -> list[Fraction]:

@@ -178,32 +178,38 @@ def _config_kinds(
     target: Any, parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], config: str | None
 ) -> list[tuple[str, Any]]:
     """Return (parameter, class or instance) of what may be a configuration object."""
-    name = next((n for n in parameters if "config" in n or n in ("args", "params", "cfg", "hparams")), None)
+    names = [n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    try:
+        hints = typing.get_type_hints(target.__init__ if isinstance(target, type) else target)  # type: ignore[misc]
+    except Exception:  # annotations may name what exists only for a type checker
+        hints = {}
+    annotated = [(n, hints[n]) for n in names if isinstance(hints.get(n), type) and _first(_fields(hints[n]))]
+    called = [n for n in names if "config" in n or n in ("args", "params", "cfg", "hparams")]
+    name = next(iter([*(n for n, _ in annotated), *called, *names]), "config")
     if config is not None:
-        first = next((n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD), None)
-        return [(name or first or "config", load(config))]
-    if name is None:
-        return []
-    if name in given:
+        return [(name, load(config))]
+    if name in given and name in parameters:
         value = given[name]
         return [(name, load(value) if isinstance(value, str) else value)]
-    try:
-        hints = typing.get_type_hints(getattr(target, "__init__", target) if isinstance(target, type) else target)
-    except Exception:
-        hints = {}
-    if isinstance(hints.get(name), type):
-        return [(name, hints[name])]
+    if annotated or not called:
+        return annotated
     module = inspect.getmodule(target)
     classes = [c for n, c in vars(module).items() if isinstance(c, type) and n.endswith(("Config", "Args"))]
     return [(name, kind) for kind in classes if _first(_fields(kind))]
 
 
 def _fields(kind: Any) -> list[str]:
+    """Return the names that a configuration class or object has."""
+    if kind in (int, float, str, bool, bytes, list, tuple, dict, set):
+        return []
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]
     if isinstance(kind, type):
         own = [name for name in vars(kind) if not name.startswith("_")]
-        return [*own, *(name for name in inspect.signature(kind).parameters if name not in own)]
+        try:
+            return [*own, *(name for name in inspect.signature(kind).parameters if name not in own)]
+        except (TypeError, ValueError):
+            return own
     return list(kind) if isinstance(kind, dict) else [name for name in dir(kind) if not name.startswith("_")]
 
 

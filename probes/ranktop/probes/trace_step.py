@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from ranktop.probes.trace_gpu import cuda_kernels
 from ranktop.probes.trace_timeline import Timeline, tensors_in
 
 _MATTERS: Final = 0.05
-"""Share of a block's gradients below which one of them does not begin a stage."""
+"""Share of a block's gradients below which one of them does not count before the next one."""
 
 
 @dataclass(frozen=True)
@@ -24,20 +25,25 @@ class Reading:
     """Bytes of one training step at one depth, batch and sequence, as ``Activations`` names them."""
 
     saved: int
-    """Alive for backward outside of ``logits`` and ``casts``: what blocks and their surroundings keep."""
+    """Alive for backward outside of ``logits`` and ``casts``: what blocks and their surroundings keep, and what the
+    training loop's own variables keep (the model's output)."""
     after: int
-    """Part of ``saved`` that follows the blocks: the final norm's."""
+    """Part of ``saved`` that is gone before backward reaches the blocks: what the final norm keeps."""
     logits: int
     casts: int
     inputs: int
     boundary: int
     loss_forward: int
     loss_backward: int
+    block_forward: int
+    """Temporaries while the last block runs forward, on top of what it, those before it and the embedding keep."""
     block_backward: int
     """On top of what is saved when a block's backward begins; with checkpointing, what is recomputed is in it."""
-    stages: tuple[tuple[int, int], ...]
-    """The last block's backward by stages: the most that lives on top of what was saved when it began (negative once
-    more is freed than made), and the bytes of its parameters' gradients made by then."""
+    loss_curve: tuple[int, ...]
+    """On top of all that is saved, after every event until backward enters the last block."""
+    block_curve: tuple[tuple[int, int], ...]
+    """The last block's backward after every event: bytes on top of what was saved when it began (negative once more
+    is freed than made), and bytes of its parameters' gradients made by then."""
     parameters: int
     """Number of parameters, tied ones once."""
     parameter_bytes: int
@@ -69,6 +75,9 @@ def read_step(model: Any, blocks: list[Any], setup: Setup, batch: int, sequence:
             timeline.add(tensor)
     inputs = timeline.numbers(tensors_in([args, kwargs, labels]))
     watcher = _Watcher(timeline, blocks)
+    # The collector of cycles would free things at another point in every run.
+    collecting = gc.isenabled()
+    gc.disable()
     try:
         with _checkpointing(blocks if checkpointed else []), watcher.watching(model), cuda_kernels(setup.gpu):
             context = nullcontext() if setup.autocast is None else torch.autocast("cpu", setup.autocast)
@@ -85,6 +94,8 @@ def read_step(model: Any, blocks: list[Any], setup: Setup, batch: int, sequence:
     finally:
         for parameter in parameters:
             parameter.grad = None
+        if collecting:
+            gc.enable()
 
 
 @contextmanager
@@ -118,9 +129,10 @@ class _Watcher:
     def watching(self, model: Any) -> Iterator[None]:
         """Keep hooks on the modules of a model."""
         handles = [block.register_forward_hook(self._after_block) for block in self._blocks]
+        handles += [block.register_forward_pre_hook(self._before_block) for block in self._blocks]
         for module in model.modules():
             if module._parameters:
-                handles.append(module.register_forward_pre_hook(self._before_leaf))  # noqa: PERF401
+                handles.append(module.register_forward_pre_hook(self._before_leaf))
         try:
             yield
         finally:
@@ -130,6 +142,10 @@ class _Watcher:
     def _before_leaf(self, module: Any, args: Any) -> None:
         if self.forwarding:
             self._timeline.mark("leaf", last=True)
+
+    def _before_block(self, module: Any, args: Any) -> None:
+        if self.forwarding:
+            self._timeline.mark("last block", last=True)
 
     def _after_block(self, module: Any, args: Any, output: Any) -> None:
         if not self.forwarding:
@@ -157,42 +173,48 @@ def _reading(
     head = max(end_of_blocks, marks.get("leaf", 0))
     saved = timeline.alive_at(start) - inputs
     casts = saved & timeline.casts
-    logits = (saved & timeline.born_from(head)) - casts
+    held = saved & timeline.alive_at(len(timeline.events))
+    logits = (saved & timeline.born_from(head)) - casts - held
+    late = timeline.born_from(end_of_blocks)
     live = timeline.live(without=inputs | gradients)
+    entered = marks.get("last block", end_of_blocks)
     last = marks.get(f"block {watcher.run - 1}", len(timeline.events))
-    stages = _stages(timeline, live, saved, gradients, last, marks.get(f"block {watcher.run - 2}"))
+    curve = _block_curve(timeline, live, saved, gradients, last, marks.get(f"block {watcher.run - 2}"))
     return Reading(
         saved=timeline.bytes(saved - casts - logits),
-        after=timeline.bytes((saved & timeline.born_from(end_of_blocks)) - timeline.born_from(head) - casts),
+        after=timeline.bytes(saved - casts - logits - held - timeline.alive_at(last)) if watcher.run else 0,
         logits=timeline.bytes(logits),
         casts=timeline.bytes(casts),
         inputs=timeline.bytes(inputs),
         boundary=watcher.boundary,
         loss_forward=max(live[end_of_blocks : start + 1]) - live[start],
         loss_backward=max(live[start : last + 1]) - live[start],
-        block_backward=max([0, *(alive for alive, _ in stages)]),
-        stages=stages,
+        block_forward=max(0, max(live[entered : end_of_blocks + 1]) - timeline.bytes(saved - late)),
+        block_backward=max([0, *(alive for alive, _ in curve)]),
+        loss_curve=tuple(alive - live[start] for alive in live[start : last + 1]),
+        block_curve=curve,
         parameters=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
     )
 
 
-def _stages(
+def _block_curve(
     timeline: Timeline, live: list[int], saved: set[int], gradients: set[int], begin: int, end: int | None
 ) -> tuple[tuple[int, int], ...]:
-    """Return the stages of the last block's backward; a new one begins with every gradient that matters."""
+    """Return the last block's backward after every event: bytes above what was saved, bytes of gradients made.
+
+    Of the gradients only those that matter move the second number, and from the event on at which they are made.
+    """
     if begin >= len(timeline.events):
         return ()
     stop = len(timeline.events) if end is None else end
     kept = timeline.bytes(saved & timeline.alive_at(begin))
     whole = timeline.bytes(gradients & set(timeline.events[begin:stop]))
-    stages, most, made, told = [], live[begin] - kept, 0, 0
+    curve, made, told = [(live[begin] - kept, 0)], 0, 0
     for position in range(begin, stop):
         event = timeline.events[position]
         if event in gradients:
             made += timeline.sizes[event]
-            if made - told >= _MATTERS * whole:
-                stages.append((most, told))
-                most, told = live[position + 1] - kept, made
-        most = max(most, live[position + 1] - kept)
-    return (*stages, (most, made))
+            told = made if made - told >= _MATTERS * whole else told
+        curve.append((live[position + 1] - kept, told))
+    return tuple(curve)

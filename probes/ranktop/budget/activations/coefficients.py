@@ -12,7 +12,7 @@ from ranktop.budget.plan import Plan
 SCHEMA: Final = 1
 
 NAMES: Final = ("saved", "after", "logits", "casts", "inputs", "boundary", "loss_forward", "loss_backward",
-                "block_backward")  # fmt: skip
+                "block_forward", "block_backward")  # fmt: skip
 """Quantities of ``Terms``, in bytes. ``saved``: alive for backward outside of ``logits`` and ``casts``; ``after``: the
 part of it that follows the blocks; the others as ``Activations`` has them."""
 
@@ -37,12 +37,18 @@ class Terms:
 
     fixed: dict[str, Polynomial] = field(default_factory=dict)
     per_layer: dict[str, Polynomial] = field(default_factory=dict)
+    loss: tuple[Polynomial, ...] = ()
+    """Backward through the loss: what may be alive on top of all that is saved; the largest counts. Where it is empty,
+    ``loss_backward`` is all that is known."""
     stages: tuple[tuple[Polynomial, int], ...] = ()
-    """One block's backward, stage by stage: the most that is alive on top of what was saved when it began (negative
-    once more is freed than made), and bytes of its parameters' gradients made by then."""
+    """One block's backward: what may be alive on top of what was saved when it began (negative once more is freed than
+    made), and bytes of its parameters' gradients made by then. Several with the same gradients: the largest counts."""
 
     def bytes(self, name: str, layers: int, batch: int, sequence: int, split: int = 1) -> int:
         """Return the bytes of one quantity, never below zero."""
+        peaks = {"loss_backward": self.loss, "block_backward": tuple(terms for terms, _ in self.stages)}.get(name)
+        if peaks:
+            return max(0, round(max(at(terms, batch, sequence, split) for terms in peaks)))
         fixed = at(self.fixed.get(name, NOTHING), batch, sequence, split)
         return max(0, round(fixed + layers * at(self.per_layer.get(name, NOTHING), batch, sequence, split)))
 
@@ -161,6 +167,7 @@ def _terms(data: dict[str, Any]) -> Terms:
     return Terms(
         fixed={name: _polynomial(value) for name, value in data["fixed"].items()},
         per_layer={name: _polynomial(value) for name, value in data["per_layer"].items()},
+        loss=tuple(_polynomial(alive) for alive in data["loss"]),
         stages=tuple((_polynomial(alive), int(made)) for alive, made in data["stages"]),
     )
 

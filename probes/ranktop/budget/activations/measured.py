@@ -76,7 +76,7 @@ def _shape(plan: Plan) -> tuple[object, ...]:
 
 def _times(form: Activations, ratio: float, within: float) -> Activations:
     sizes = ("layer", "blocks", "recomputed", "outside", "logits", "casts", "loss_forward", "loss_backward",
-             "block_backward", "after")  # fmt: skip
+             "block_forward", "block_backward", "after")  # fmt: skip
     scaled = {name: round(getattr(form, name) * ratio) for name in sizes}
     # Tokens and the residual stream have the size that they have, whatever a kernel saves.
     scaled["outside"] += round(form.in_flight * form.inputs * (ratio - 1)) // max(1, form.in_flight)

@@ -16,7 +16,7 @@ BY_CLOSED_FORM: Final = 0.05
 """What a ratio of two closed forms is trusted to."""
 
 FIELDS: Final = ("layer", "outside", "logits", "inputs", "casts", "boundary", "loss_forward", "loss_backward",
-                 "block_backward")  # fmt: skip
+                 "block_forward", "block_backward")  # fmt: skip
 
 
 def factors(model: Model | None, plan: Plan, setting: Setting) -> tuple[dict[str, float], float | None, str]:
@@ -67,6 +67,7 @@ def _rules_of_thumb(asked: Setting, setting: Setting) -> dict[str, float]:
         "boundary": width * stream,
         "loss_forward": width * split,
         "loss_backward": width * split,
+        "block_forward": width * split,
         "block_backward": width * split,
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from ranktop.budget import pipeline
 from ranktop.budget.activations.coefficients import Coefficients, Terms, at
 from ranktop.budget.activations.measured import Measured, measured, measured_activations
 from ranktop.budget.activations.saved import Activations
@@ -36,12 +37,13 @@ def activations_from(coefficients: Coefficients | Measured, plan: Plan, model: M
     layers = (model.layers if model is not None else 0) or coefficients.layers
     if not layers:
         raise NoRule("the trace does not know how many layers the model has")
-    chunk = len(stage_layers(layers, plan)[0])
-    read = _Read.of(coefficients, plan)
+    chunk = max(len(blocks) for blocks in stage_layers(layers, plan))
+    times = pipeline.alive(plan)
+    read = _Read.of(coefficients, plan, chunk)
     factor, error, how = factors(model, plan, coefficients.setting)
     kept, recomputed, temporaries, guessed = _blocks(coefficients, read, plan, chunk)
     scaled = {name: round(value * factor[name]) for name, value in read.fixed.items()}
-    first, last = plan.layout.pipeline_rank == 0, plan.layout.pipeline_rank == plan.layout.pipeline - 1
+    first, last = pipeline.ends(plan)
     after = round(read.after * factor["outside"])
     outside = (scaled["outside"] - after if first else scaled["boundary"]) + (after if last else 0)
     logits = scaled["logits"] if last else 0
@@ -58,12 +60,13 @@ def activations_from(coefficients: Coefficients | Measured, plan: Plan, model: M
         casts=casts,
         loss_forward=scaled["loss_forward"] if last else 0,
         loss_backward=scaled["loss_backward"] if last else 0,
+        block_forward=scaled["block_forward"],
         block_backward=round(temporaries * factor["block_backward"]),
         boundary=scaled["boundary"],
-        in_flight=in_flight(plan),
+        in_flight=times,
         within=None if error is None or guessed else max(coefficients.within, TRACE_ERROR, error),
         rule=", ".join(filter(None, (f"traced from {coefficients.model or 'the model'}", how))),
-        parts=_parts(blocks, outside, logits, scaled["inputs"], casts, in_flight(plan)),
+        parts=_parts(blocks, outside, logits, scaled["inputs"], casts, times),
         after=after if last else 0,
         backward=_stages(plan, read, error == 0.0 and read.for_mode(plan.checkpointing)),
     )
@@ -88,17 +91,24 @@ class _Read:
     """The terms are those of full checkpointing."""
 
     @staticmethod
-    def of(coefficients: Coefficients, plan: Plan) -> _Read:
+    def of(coefficients: Coefficients, plan: Plan, layers: int) -> _Read:
         batch = plan.batch.micro_batch or coefficients.batch
         sequence = plan.batch.sequence_length or coefficients.sequence
         split = plan.layout.context
         full = coefficients.full if plan.checkpointing == "full" else None
         terms = full or coefficients.plain
         place = (batch, sequence, split)
-        layers = max(1, coefficients.layers)
         fixed = {
-            name: terms.bytes(name, layers if name.startswith("loss") else 0, *place)
-            for name in ("logits", "inputs", "boundary", "loss_forward", "loss_backward", "block_backward")
+            name: terms.bytes(name, layers if name in ("loss_forward", "block_forward") else 0, *place)
+            for name in (
+                "logits",
+                "inputs",
+                "boundary",
+                "loss_forward",
+                "loss_backward",
+                "block_forward",
+                "block_backward",
+            )
         }
         fixed["outside"] = terms.bytes("saved", 0, *place)
         return _Read(
@@ -146,36 +156,13 @@ def _stages(plan: Plan, read: _Read, known: bool) -> tuple[tuple[int, int], ...]
     if not known or plan.checkpoint_every > 1:
         return ()
     found: list[tuple[int, int]] = []
-    for above, made in reversed(read.terms.stages):
-        alive = round(read.kept + at(above, read.batch, read.sequence, read.split))
+    stages = [
+        (made, round(read.kept + at(above, read.batch, read.sequence, read.split))) for above, made in read.terms.stages
+    ]
+    for made, alive in sorted(stages, reverse=True):
         if not found or alive > found[-1][0]:
             found.append((alive, made))
     return tuple(reversed(found))
-
-
-def in_flight(plan: Plan) -> int:
-    """Return how many micro-batches' activations this rank holds at once, in units of one chunk.
-
-    Sources: torch.distributed.pipelining.schedules and Narayanan et al. (arXiv:2104.04473); a stage i of p holds
-    min(m, p - i) under 1F1B, all m under GPipe, min(v m, 2 (p - i - 1) + (v - 1) p + 1) when v chunks interleave.
-    """
-    if plan.pipeline is None or plan.layout.pipeline <= 1:
-        return 1
-    p, i, m, v = (
-        plan.layout.pipeline,
-        plan.layout.pipeline_rank,
-        plan.pipeline.micro_batches,
-        max(1, plan.pipeline.virtual),
-    )
-    return {
-        "gpipe": m,
-        "1f1b": min(m, p - i),
-        "interleaved": min(v * m, 2 * (p - i - 1) + (v - 1) * p + 1),
-        "looped-bfs": v * m,
-        "interleaved-zero-bubble": min(v * m, v * p),
-        "zbv": min(2 * m, 2 * p),
-        "dualpipe-v": min(2 * m, 2 * p + 1),
-    }.get(plan.pipeline.schedule, m)
 
 
 def _parts(blocks: int, outside: int, logits: int, inputs: int, casts: int, times: int) -> tuple[Part, ...]:
