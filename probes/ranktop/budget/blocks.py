@@ -46,6 +46,17 @@ def place(inventory: Inventory, layers: int) -> Place:
     )
 
 
+def span(inventory: Inventory) -> range:
+    """Return the positions, in the order of the parameters, of the longest run of equal blocks; empty without one."""
+    order = _without_units(inventory)
+    best = range(0)
+    for layers in sorted({times for times in Counter(order).values() if times > 1}, reverse=True):
+        found = _run(order, layers)
+        if found is not None and found[1] * layers > len(best):
+            best = range(found[0], found[0] + found[1] * layers)
+    return best
+
+
 def _without_units(inventory: Inventory) -> tuple[int, ...]:
     """Return the order with indices of kinds that differ by their unit alone made equal."""
     kinds = inventory.kinds

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ranktop.budget import data_parallel, ddp_buffers
+from dataclasses import replace
+
+from ranktop.budget import data_parallel, ddp_buffers, pipeline, states
 from ranktop.budget.composition import Point, amount, backward_points, forward_points, parts
 from ranktop.budget.fsdp1_buffers import Fsdp1
 from ranktop.budget.fsdp2_buffers import Fsdp2
@@ -15,18 +17,22 @@ BROADCAST = 250 * 2**20
 """Bytes that DDP broadcasts at once when it is made (torch/nn/parallel/distributed.py ``broadcast_bucket_size``)."""
 
 
-def standing(job: Job, gradients: int) -> tuple[Part, ...]:
-    """Return what stays through the whole step, given the bytes of gradients that exist."""
+def standing(job: Job, gradients: int, running: bool = False) -> tuple[Part, ...]:
+    """Return what stays through the whole step, given the bytes of gradients that exist.
+
+    ``running``: micro-batches are on their way through a pipeline.
+    """
     module = job.inventory.buffer_bytes
     own = parts(("module buffers", module), seen=True)
     if job.activations is not None:
         own += parts(("workspace of the layers", job.activations.workspace))
+        own += pipeline.torch_buffers(job.plan, job.activations.boundary, running=running)
     return own + ddp_buffers.buckets(job.inventory, job.plan, gradients)
 
 
 def at(job: Job, moment: str, gradients: int) -> Amount:
     """Return the buffers at a moment in which no forward or backward runs, or at load and save."""
-    found = standing(job, gradients)
+    found = standing(job, gradients, moment in ("forward_end", "backward_start"))
     if moment == "load" and ddp_buffers.has_reducer(job.plan):
         size = min(BROADCAST, job.held.parameters.bytes or 0)
         found += parts(("first broadcast of the parameters", size))
@@ -90,7 +96,7 @@ def _with_standing(job: Job, point: Point) -> Point:
     more: tuple[Part, ...] = ()
     if job.plan.strategy == "dp" and point.name.startswith("loss"):
         more = data_parallel.gathered(job.activations, job.plan)
-    buffers = point.buffers + standing(job, point.gradients)
+    buffers = point.buffers + standing(job, point.gradients, running=True)
     return Point(point.name, point.activations + more, buffers, point.gradients)
 
 
@@ -103,5 +109,20 @@ def adjust(job: Job, moment: str, found: dict[str, Amount]) -> dict[str, Amount]
 
 
 def host(job: Job) -> Amount:
-    """Return what this rank keeps in the host's memory because of offloading."""
-    return Amount(0, "nothing is offloaded")
+    """Return what this rank keeps in the host's memory because of offloading: FSDP's shards and all that is theirs.
+
+    Gradients are copied to it unit by unit, the optimizer runs there. Source:
+    torch/distributed/fsdp/_fully_shard/_fsdp_api.py ``CPUOffloadPolicy``, FSDP1's ``CPUOffload``.
+    """
+    fsdp = job.plan.fsdp
+    if fsdp is None or not fsdp.cpu_offload or job.plan.host:
+        return Amount(0, "nothing is offloaded")
+    held = states.held_of(job.inventory, replace(job.plan, host=True))
+    if held is None or held.optimizer.bytes is None:
+        return Amount(None, "the optimizer's state is not known" if held is None else held.optimizer.rule)
+    found = parts(
+        ("shards of the parameters", held.parameters.bytes or 0),
+        ("shards of the gradients", held.gradients.bytes or 0),
+        ("optimizer", held.optimizer.bytes),
+    )
+    return amount(found, f"FSDP{fsdp.version}: offloaded to the CPU")

@@ -12,7 +12,7 @@ from ranktop.budget.held import Held, counted, held
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.optimizers import Piece
 from ranktop.budget.plan import Plan
-from ranktop.budget.terms import DTYPE_BYTES, Amount, Part
+from ranktop.budget.terms import Amount, Part
 
 COALESCED: Final = 10 * 2**20
 """Bytes of gradients that DataParallel adds up at once (torch/nn/parallel/comm.py ``reduce_add_coalesced``)."""
@@ -95,8 +95,3 @@ def adding_up(gradients: int, plan: Plan) -> tuple[Part, ...]:
         return ()
     piece = min(COALESCED, gradients)
     return parts(("gradients of GPU 0's own replica", gradients), ("pieces of all replicas", ranks * piece))
-
-
-def main_gradient_bytes(plan: Plan) -> int | None:
-    """Return the bytes per element of Megatron's main gradients, None outside of Megatron."""
-    return DTYPE_BYTES["float32"] if plan.stack == "megatron" else None

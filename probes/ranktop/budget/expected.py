@@ -53,16 +53,7 @@ def expected(
 
 
 def habits(plan: Plan) -> Plan:
-    """Return the plan with gradients alive where its options make them so.
-
-    Earlier micro-batches leave theirs; Megatron's main gradients are fp32 buffers that are never freed
-    (megatron/core/distributed/param_and_grad_buffer.py).
-    """
-    if plan.stack == "megatron":
-        precision = plan.precision
-        if precision.gradients is None and precision.master:
-            precision = replace(precision, gradients=precision.master)
-        return replace(plan, precision=precision, gradients_at=MOMENTS)
+    """Return the plan with the gradients of earlier micro-batches alive where there are such."""
     micro = max(plan.batch.accumulation or 1, plan.pipeline.micro_batches if plan.pipeline else 1)
     if micro > 1:
         return replace(plan, gradients_at=tuple({**dict.fromkeys(plan.gradients_at), **dict.fromkeys(MOMENTS[1:])}))

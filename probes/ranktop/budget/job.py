@@ -92,7 +92,7 @@ class Job:
         """Bytes of the gradients that exist when backward begins."""
         plan = self.plan
         micro = max(plan.batch.accumulation or 1, plan.pipeline.micro_batches if plan.pipeline else 1)
-        if self.first_step and micro == 1 and plan.stack != "megatron":
+        if self.first_step and micro == 1:
             return 0
         return self.full if "backward_start" in plan.gradients_at else 0
 

@@ -36,7 +36,7 @@ def of_parameters(inventory: Inventory, plan: Plan) -> int:
 def of_gradients(inventory: Inventory, plan: Plan) -> int:
     """Return what rounding adds to the gradients; those that are views of a bucket or a unit's buffer add none."""
     views = plan.ddp is not None and plan.ddp.gradient_as_bucket_view
-    if views or plan.strategy.startswith("fsdp") or plan.stack == "megatron":
+    if views or plan.strategy.startswith("fsdp"):
         return 0
     return sum(
         over(kind.numel * gradient_itemsize(kind, plan)) * times for kind, times in counted(inventory) if kind.trainable
