@@ -42,6 +42,7 @@ from ranktop.agent.say import say
 from ranktop.agent.skim import Skim
 from ranktop.budget.terms import MOMENTS
 from ranktop.probes.allocator import HostAllocator, open_allocator
+from ranktop.probes.architecture import Outputs, output_sizes, with_architecture
 from ranktop.probes.model import ModelProbe
 from ranktop.probes.reading import AllocatorProbe, MomentReading, Resident
 from ranktop.probes.steps import StepRecorder
@@ -91,6 +92,7 @@ class Watch:
         self._handles: list[Any] = []
         self._batch: tuple[int | None, int | None] = (None, None)
         self._autocast: str | None = None
+        self._outputs: Outputs | None = None
         self._settled = False
         self._surveyed: tuple[object, ...] = ()
         self._survey_time = 0.0
@@ -172,9 +174,12 @@ class Watch:
         self._running = False
         grad = torch.is_grad_enabled()
         recorder.forward_end(grad)
-        if grad and recorder.reading and self._one_device and not backward_is_compiled():
-            for tensor in differentiable(output):
-                tensor.register_hook(self._grad_ready)
+        if grad and (recorder.reading or recorder.count < 3):
+            found = differentiable(output)
+            self._outputs = output_sizes(found)
+            if recorder.reading and self._one_device and not backward_is_compiled():
+                for tensor in found:
+                    tensor.register_hook(self._grad_ready)
 
     @harmless
     def _output_differentiated(self) -> None:
@@ -354,7 +359,7 @@ class Watch:
             return
         walked = recorder.reading and self.model.refresh()
         habits = (
-            *(self._batch, recorder.accumulation, self._autocast),
+            *(self._batch, recorder.accumulation, self._autocast, self._outputs),
             *(self._gradients_at(recorder), unsharded_at(recorder.table)),
         )
         now = time.monotonic()
@@ -374,7 +379,7 @@ class Watch:
             unsharded_at=unsharded_at(recorder.table),
         )
         assert self.device is not None
-        plan = detect(root, self.model.optimizers(), self.device, seen)
+        plan = with_architecture(detect(root, self.model.optimizers(), self.device, seen), root, self._outputs)
         facts = Facts(model=model_name(root), inventory=self.model.inventory(), plan=plan)
         if facts != self.facts:
             self.facts = facts

@@ -192,6 +192,20 @@ class Lora:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """What a live model's forward shows of its architecture; None = could not be told."""
+
+    heads: int | None = None
+    """Attention heads, by the model's config or its modules."""
+    dropout: float = 0.0
+    """Largest probability of its dropout modules while training."""
+    output_bytes: int | None = None
+    """Bytes of the outputs that get a gradient (logits): the script holds them as long as it likes."""
+    loss_inside: bool | None = None
+    """The outputs contain the loss, so that forward has computed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Everything the budget needs beside the inventory."""
 
@@ -236,3 +250,5 @@ class Plan:
     stack: str = "torch"
     """Whose layers run: ``torch`` (eager modules of the family), ``megatron`` (Megatron Core with
     TransformerEngine)."""
+    forward: Forward | None = None
+    """Seen on a live model; None for a plan on paper."""

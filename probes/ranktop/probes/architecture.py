@@ -1,0 +1,83 @@
+"""What modules and outputs show of a model's architecture beyond the shapes of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from ranktop.budget.plan import Forward, Plan
+
+_HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads", "heads", "nhead")
+"""What configs and attention modules call the number of heads."""
+
+_IMPLEMENTATIONS: Final = {"eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash", "flash_attention_3": "flash"}
+"""transformers' ``_attn_implementation`` -> ``Plan.attention``."""
+
+
+Outputs = tuple[tuple[int, int], ...]
+"""(dimensions, bytes) of every output that gets a gradient."""
+
+
+def with_architecture(plan: Plan, root: nn.Module, outputs: Outputs | None) -> Plan:
+    """Return the plan with what the modules and the last outputs tell; ``outputs`` None = none was seen.
+
+    A loss among the outputs, and transformers' habit of upcasting in it, decide ``Plan.loss``.
+    """
+    size = None if outputs is None else sum(size for _, size in outputs)
+    inside = None if outputs is None else any(dims == 0 for dims, _ in outputs)
+    try:
+        config, heads, dropout = _config(root), heads_of(root), dropout_of(root)
+    except Exception as error:  # a user's attribute may do anything
+        notes = (*plan.notes, f"could not tell the architecture: {type(error).__name__}: {error}"[:200])
+        return replace(plan, forward=Forward(output_bytes=size, loss_inside=inside), notes=notes)
+    forward = Forward(heads=heads, dropout=dropout, output_bytes=size, loss_inside=inside)
+    attention = _IMPLEMENTATIONS.get(str(getattr(config, "_attn_implementation", "")), plan.attention)
+    hugging_face = type(config).__module__.startswith("transformers.")
+    loss = "hf" if hugging_face and inside else plan.loss
+    return replace(plan, forward=forward, attention=attention, loss=loss)
+
+
+def output_sizes(outputs: Iterable[torch.Tensor]) -> Outputs:
+    """Return what is kept of outputs instead of the tensors."""
+    return tuple((tensor.dim(), tensor.numel() * tensor.element_size()) for tensor in outputs)
+
+
+def heads_of(root: nn.Module) -> int | None:
+    """Return the number of attention heads: by the config, else the one number that attention modules agree on."""
+    told = _first_int(_config(root))
+    if told is not None:
+        return told
+    found = {number for module in root.modules() if (number := _first_int(module)) is not None}
+    return found.pop() if len(found) == 1 else None
+
+
+def dropout_of(root: nn.Module) -> float:
+    """Return the largest probability among the dropout modules that are switched on."""
+    return max((float(m.p) for m in root.modules() if isinstance(m, nn.Dropout) and m.training), default=0.0)
+
+
+def _config(root: nn.Module) -> Any:
+    return next((c for module in _wrapped(root) if (c := getattr(module, "config", None)) is not None), None)
+
+
+def _wrapped(root: nn.Module) -> Iterator[nn.Module]:
+    """Yield a root and what wrappers hold inside it (DDP, FSDP1, torch.compile)."""
+    seen: nn.Module | None = root
+    for _ in range(6):
+        if seen is None:
+            return
+        yield seen
+        inside = (seen._modules.get(name) for name in ("module", "_orig_mod", "_fsdp_wrapped_module"))
+        seen = next((module for module in inside if isinstance(module, nn.Module)), None)
+
+
+def _first_int(holder: object) -> int | None:
+    for name in _HEADS:
+        value = getattr(holder, name, None)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
