@@ -44,6 +44,9 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "GraniteForCausalLM": [{"mlp_bias": True}],
     "SmolLM3ForCausalLM": [{"pad_token_id": None}, {"tie_word_embeddings": False, "pad_token_id": None}],
     "GPTNeoXForCausalLM": [{}, {"attention_bias": False, "rotary_pct": 1.0, "tie_word_embeddings": True}],
+    "LlamaForSequenceClassification": [{"num_labels": 1}, {"tie_word_embeddings": True}],
+    "GPTNeoXForSequenceClassification": [{}],
+    "Gemma2Model": [{}],
     "BertForMaskedLM": [{}, {"tie_word_embeddings": False}],
     "BertForPreTraining": [{"type_vocab_size": 3}],
     "BertForSequenceClassification": [{"num_labels": 7}],
@@ -57,6 +60,7 @@ SIZES = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "n
 OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("GPT2LMHeadModel", {"n_layer": 2, "n_embd": 48, "n_head": 3, "vocab_size": 99, "n_positions": 32}),
     ("GPT2LMHeadModel", {"n_layer": 2, "n_embd": 48, "n_head": 3, "n_inner": 20, "tie_word_embeddings": False}),
+    ("GPT2ForSequenceClassification", {"n_layer": 2, "n_embd": 48, "n_head": 3, "num_labels": 4}),
     ("T5ForConditionalGeneration", {"num_layers": 3, "d_model": 32, "num_heads": 2, "d_kv": 8, "d_ff": 50}),
     ("T5ForConditionalGeneration", {"num_layers": 1, "num_decoder_layers": 3, "feed_forward_proj": "gated-gelu",
                                     "tie_word_embeddings": False, "relative_attention_num_buckets": 16}),
@@ -86,7 +90,7 @@ def build(cls: Any, config: Any) -> torch.nn.Module:
 
 def names_and_shapes(module: torch.nn.Module) -> list[tuple[str, tuple[int, ...]]]:
     # A bare encoder has no prefix of its own in front of its parameters.
-    prefix = {"BertModel": "bert.", "ViTModel": "vit."}.get(type(module).__name__, "")
+    prefix = {"BertModel": "bert.", "ViTModel": "vit.", "Gemma2Model": "model."}.get(type(module).__name__, "")
     return [(prefix + name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
 
 

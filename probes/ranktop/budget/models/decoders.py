@@ -94,7 +94,7 @@ def decoder(fields: Fields, kind: str, name: str) -> Model:
         ffn=fields.whole("intermediate_size", default=own.ffn),
         vocab=fields.whole("vocab_size", default=own.vocab),
         positions=fields.whole("max_position_embeddings", default=own.positions),
-        tied=fields.flag("tie_word_embeddings", own.tied),
+        tied=fields.flag("tie_word_embeddings", own.tied) and not fields.decoder_head(),
         dropout=fields.share("resid_pdrop") if kind == "phi3" else 0.0,
         experts=experts,
         experts_per_token=fields.whole("num_experts_per_tok", default=own.per_token, least=1) if experts else 0,
@@ -114,7 +114,7 @@ def _kv_heads(fields: Fields, own: Decoder, heads: int) -> int:
 def _options(
     fields: Fields, kind: str, own: Decoder, layers: int, experts: bool
 ) -> dict[str, bool | int | float | str]:
-    options: dict[str, bool | int | float | str] = {"model_type": kind, **own.options}
+    options: dict[str, bool | int | float | str] = {"model_type": kind, **own.options, **fields.decoder_head()}
     options["activation"] = fields.word("hidden_activation", "hidden_act", default=own.activation)
     for option, key in own.biases.items():
         if fields.flag(key, False):

@@ -105,6 +105,15 @@ class Fields:
             return len(names)
         return self.whole("num_labels", default=2)
 
+    def decoder_head(self) -> dict[str, bool | int | float | str]:
+        """Return what a decoder's class has on top, as options of its family; nothing for a language model."""
+        names = self.config.get("architectures")
+        name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+        if name.endswith("ForSequenceClassification"):
+            return {"head": "classifier", "labels": self.labels()}
+        bare = name.endswith("Model") and not name.endswith("LMHeadModel")
+        return {"head": "none"} if bare else {}
+
     def heads_of(self, hidden: int, heads: int, key: str, hidden_key: str) -> int:
         """Return the dimension of a head when the heads share ``hidden``; BadInput when they do not divide it."""
         if hidden % heads:

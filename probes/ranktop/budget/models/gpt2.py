@@ -1,12 +1,13 @@
 """GPT-2 as transformers has it (``GPT2LMHeadModel``, and GPT-3's shape): ``Conv1D`` stores its weights ``[in, out]``.
 
-No options; ``ffn`` 0 means four times ``hidden``.
+Options: ``head`` = ``lm`` (default), ``classifier`` (with ``labels``) or ``none``. ``ffn`` 0 means four times
+``hidden``.
 """
 
 from __future__ import annotations
 
 from ranktop.budget.model import Model, Tensor
-from ranktop.budget.models.section import Section, embedding, linear, need, norm
+from ranktop.budget.models.section import Section, embedding, head, linear, need, norm
 
 
 def sections(model: Model) -> tuple[Section, ...]:
@@ -26,6 +27,5 @@ def sections(model: Model) -> tuple[Section, ...]:
         embedding("transformer.wpe.weight", model.positions, h, "positions"),
     )
     after: tuple[Tensor, ...] = norm("transformer.ln_f", h, bias=True)
-    if not model.tied:
-        after += linear("lm_head", model.vocab, h, "head", 0)
+    after += head(model, "lm_head", "score")
     return Section(before), Section(block, 0, model.layers), Section(after)

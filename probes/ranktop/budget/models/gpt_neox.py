@@ -1,13 +1,13 @@
 """GPT-NeoX and Pythia: rotary positions, LayerNorm, fused qkv, attention and MLP side by side.
 
 Options: ``bias`` (True) for the linear layers of attention (the MLP's always have theirs), ``rotary`` (0.25), the share
-of a head's dimensions that is rotated.
+of a head's dimensions that is rotated; ``head`` = ``lm`` (default), ``classifier`` (with ``labels``) or ``none``.
 """
 
 from __future__ import annotations
 
 from ranktop.budget.model import Model, Tensor
-from ranktop.budget.models.section import Section, embedding, flag, linear, need, norm, rotary_bytes
+from ranktop.budget.models.section import Section, embedding, flag, head, linear, need, norm, rotary_bytes
 
 
 def sections(model: Model) -> tuple[Section, ...]:
@@ -23,8 +23,7 @@ def sections(model: Model) -> tuple[Section, ...]:
         *linear(f"{name}.mlp.dense_4h_to_h", h, ffn, "down", 1, bias=True),
     )
     after: tuple[Tensor, ...] = norm("gpt_neox.final_layer_norm", h, bias=True)
-    if not model.tied:
-        after += linear("lm_head", model.vocab, h, "head", 0)
+    after += head(model, "lm_head", "score")
     return (
         Section((embedding("gpt_neox.embed_in.weight", model.vocab, h),)),
         Section(block, 0, model.layers),

@@ -44,8 +44,8 @@ def model_of(config: Mapping[str, Any], name: str = "") -> Model:
     """Return the model that a config describes.
 
     Keys that published configs leave out have the defaults of transformers 5's config classes; hidden size, layers,
-    heads, feed-forward width and vocabulary must be there. A model of pictures and text is taken by its text part
-    (``options["text_only"]``). Raises BadInput.
+    heads, feed-forward width and vocabulary must be there. ``architectures`` says what is on top of a decoder or BERT.
+    A model of pictures and text is taken by its text part (``options["text_only"]``). Raises BadInput.
     """
     kind = _kind(config, name or "config")
     fields = Fields(config, name or kind)
@@ -98,10 +98,11 @@ def _gpt2(fields: Fields, kind: str, name: str) -> Model:
         ffn=fields.whole("n_inner", default=4 * hidden),
         vocab=fields.whole("vocab_size"),
         positions=fields.whole("n_positions", "max_position_embeddings", "n_ctx", default=1024),
-        tied=fields.flag("tie_word_embeddings", True),
+        tied=fields.flag("tie_word_embeddings", True) and not fields.decoder_head(),
         dropout=dropout,
         options={
             "model_type": kind,
+            **fields.decoder_head(),
             "activation": fields.word("activation_function", default="gelu_new"),
             **_dropouts(dropout, fields.share("attn_pdrop", default=0.1), fields.share("embd_pdrop", default=0.1)),
         },
@@ -125,10 +126,11 @@ def _gpt_neox(fields: Fields, kind: str, name: str) -> Model:
         ffn=fields.whole("intermediate_size"),
         vocab=fields.whole("vocab_size"),
         positions=fields.whole("max_position_embeddings", default=2048),
-        tied=fields.flag("tie_word_embeddings", False),
+        tied=fields.flag("tie_word_embeddings", False) and not fields.decoder_head(),
         dropout=dropout,
         options={
             "model_type": kind,
+            **fields.decoder_head(),
             "activation": fields.word("hidden_act", default="gelu"),
             "bias": fields.flag("attention_bias", True),
             "parallel": fields.flag("use_parallel_residual", True),

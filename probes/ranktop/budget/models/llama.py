@@ -3,13 +3,14 @@
 Names and order are those of transformers 5, which stores the routed experts of a layer as two fused tensors
 ``[experts, 2 ffn, hidden]`` and ``[experts, hidden, ffn]``, not as a module for each expert.
 
-Options: ``qkv_bias``, ``o_bias``, ``mlp_bias`` (False); ``qk_norm`` = ``head`` (one scale per head dimension: Qwen3,
-Gemma 3) or ``hidden`` (over all heads: OLMo 2); ``norms`` = ``pre``, ``both`` (also behind attention and MLP: Gemma 2
-and 3), ``post`` (only there: OLMo 2) or ``none`` (norms without weights: OLMo); ``fused`` (q, k, v in one layer, gate
-and up in one: Phi-3). Mixture of experts: ``expert_ffn`` (0 = ``ffn``), ``shared_ffn`` (0 = no shared expert),
-``dense_layers`` (indexes of layers without experts, by commas), ``router_last`` (the router behind the experts: Qwen3).
-Buffers: ``rotary`` (1.0, the share of a head that is
-rotated), ``rotary_tables`` (1; Gemma 3 has one for local and one for global attention), ``embedding_scale`` (False).
+Options: ``head`` = ``lm`` (default), ``classifier`` (of sequences, with ``labels``) or ``none``; ``qkv_bias``,
+``o_bias``, ``mlp_bias`` (False); ``qk_norm`` = ``head`` (one scale per head dimension: Qwen3, Gemma 3) or ``hidden``
+(over all heads: OLMo 2); ``norms`` = ``pre``, ``both`` (also behind attention and MLP: Gemma 2 and 3), ``post`` (only
+there: OLMo 2) or ``none`` (norms without weights: OLMo); ``fused`` (q, k, v in one layer, gate and up in one: Phi-3).
+Mixture of experts: ``expert_ffn`` (0 = ``ffn``), ``shared_ffn`` (0 = no shared expert), ``dense_layers`` (indexes of
+layers without experts, by commas), ``router_last`` (the router behind the experts: Qwen3). Buffers: ``rotary`` (1.0,
+the share of a head that is rotated), ``rotary_tables`` (1; Gemma 3 has one for local and one for global attention),
+``embedding_scale`` (False).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ranktop.budget.models.section import (
     dense_layers,
     embedding,
     flag,
+    head,
     linear,
     need,
     norm,
@@ -38,8 +40,7 @@ def sections(model: Model) -> tuple[Section, ...]:
     need(model, "layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "ffn")
     before = (embedding("model.embed_tokens.weight", model.vocab, model.hidden),)
     after: tuple[Tensor, ...] = () if word(model, "norms", "pre") == "none" else norm("model.norm", model.hidden)
-    if not model.tied:
-        after += linear("lm_head", model.vocab, model.hidden, "head", 0)
+    after += head(model, "lm_head", "score")
     dense = dense_layers(model)
     blocks = []
     for is_dense, run in groupby(range(model.layers), key=lambda layer: not model.experts or layer in dense):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.model import BadInput, Model, NoRule, Tensor
 from ranktop.budget.models.adapters import Stored, adapters, check, is_linear, quantized
+from ranktop.budget.models.megatron import padded
 from ranktop.budget.models.section import Section, completed
 from ranktop.budget.models.stages import check_divides, check_layout, on_stage
 from ranktop.budget.models.tensors import sections
@@ -19,7 +20,7 @@ def inventory(model: Model, plan: Plan) -> Inventory:
 
     Every block is a sharding unit of its own under FSDP, with the rest in the root's (0). Parameters that a master copy
     is updated for (outside of ZeRO) and frozen ones have no optimizer group. A bare count is one flat tensor, divided
-    evenly. Raises BadInput for a layout that the model cannot have.
+    evenly. Megatron's layers pad the vocabulary of any family. Raises BadInput for a layout that the model cannot have.
     """
     layout = plan.layout
     check_layout(layout)
@@ -32,6 +33,8 @@ def inventory(model: Model, plan: Plan) -> Inventory:
         if not model.experts:
             raise BadInput(f"ep {layout.expert} needs a model with experts")
         check_divides("ep", layout.expert, model.experts, "experts")
+    if plan.stack == "megatron":
+        model = padded(model, layout.tensor)
     whole = sections(model, layout.tensor)
     if plan.lora is not None:
         check(plan.lora, frozenset(tensor.role for section in whole for tensor in section.tensors))

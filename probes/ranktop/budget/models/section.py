@@ -66,6 +66,22 @@ def embedding(name: str, rows: int, width: int, role: str = "embedding", *, spli
     return Tensor(name, (rows, width), role=role, split=split if role == "embedding" else None, first=True)
 
 
+def head(model: Model, name: str, classifier: str) -> tuple[Tensor, ...]:
+    """Return what a decoder has behind its final norm, by ``options["head"]``.
+
+    ``lm`` (default): logits over the vocabulary, nothing of its own when tied; ``classifier``: one score for each of
+    ``labels`` (2), without bias; ``none``: the bare model. Raises BadInput for anything else.
+    """
+    kind = word(model, "head", "lm")
+    if kind == "lm":
+        return () if model.tied else linear(name, model.vocab, model.hidden, "head", 0)
+    if kind == "classifier":
+        return linear(classifier, size(model, "labels", 2), model.hidden, "classifier", None)
+    if kind != "none":
+        raise BadInput(f"{model.name or model.family}: head must be lm, classifier or none, not {kind!r}")
+    return ()
+
+
 def need(model: Model, *fields: str) -> None:
     """Raise BadInput when a size that the family needs is missing or below 1, and for absurdly many layers."""
     if model.layers > _MOST_LAYERS:

@@ -54,7 +54,8 @@ def on_stage(sections: tuple[Section, ...], tied: bool, plan: Plan) -> list[list
     """Return the sections of each of this rank's chunks.
 
     Embeddings lie on the first chunk, final norm and head on the last, what stands between two stacks of blocks with
-    the block before it. A tied embedding exists on both ends, on a rank that has both ends once.
+    the block before it. A tied embedding exists on both ends, and one that a decoder shares where the decoder begins;
+    a rank has it once.
     """
     layers = sum(section.count for section in sections if section.first is not None)
     chunks, total = chunks_of(plan)
@@ -62,8 +63,13 @@ def on_stage(sections: tuple[Section, ...], tied: bool, plan: Plan) -> list[list
         return [list(sections)]
     split = chunk_layers(layers, total)
     found = [_between(sections, split[chunk], layers) for chunk in chunks]
-    if tied and total - 1 in chunks and 0 not in chunks:
-        found[-1].append(Section(_embedding(sections)))
+    if 0 not in chunks:
+        table = Section(_embedding(sections))
+        decoder = [section.first for section in sections if section.first and section.first == section.numbered_from]
+        if decoder and (own := [i for i, chunk in enumerate(chunks) if decoder[0] in split[chunk]]):
+            found[own[0]].insert(0, table)
+        elif tied and total - 1 in chunks:
+            found[-1].append(table)
     return found
 
 
