@@ -65,15 +65,18 @@ class _Walk:
 
     def __init__(self, job: Job, alive: Activations, kept: int, buffers: tuple[Part, ...]) -> None:
         self.job, self.kept, self.buffers = job, kept, buffers
-        self.progress = Progress(job.kinds, alive)
+        self.progress = Progress(job.kinds, job.numels, alive)
+        self.activations = [*self.progress.sizes(), self.progress.ended()]
+        """Bytes of activations at each parameter; the last entry is for after the last parameter."""
         self.gradients = kept
         self.most = -1
         self._best: tuple[str, int, int, tuple[tuple[str, int], ...]] = ("", -1, 0, ())
 
     def note(self, name: str, index: int, *extra: tuple[str, int]) -> None:
         """Remember this moment if it is the highest; ``index`` -1 means after the last parameter."""
-        activations = self.progress.bytes(index) if index >= 0 else self.progress.ended()
-        size = activations + self.gradients + sum(bytes_ for _, bytes_ in extra)
+        size = self.activations[index] + self.gradients
+        for _, more in extra:
+            size += more
         if size > self.most:
             self.most = size
             self._best = (name, index, self.gradients, extra)
@@ -100,12 +103,11 @@ class _ByEngine(_Walk):
         job = self.job
         wrapped = job.options.wrapper == BF16_WRAPPER
         for index in reversed(range(len(job.kinds))):
-            kind = job.kinds[index]
-            if not job.is_updated(kind):
+            if not job.updates[index]:
                 continue
             if not job.accumulating:
-                self.gradients += kind.numel * kind.itemsize
-            self.note("backward", index, *self._cast(kind, wrapped))
+                self.gradients += job.sizes[index]
+            self.note("backward", index, *self._cast(job.kinds[index], wrapped))
         self.note("end of backward, reducing", -1, self._reduction(wrapped))
 
     def _cast(self, kind: Kind, wrapped: bool) -> tuple[tuple[str, int], ...]:
@@ -162,13 +164,13 @@ class _ByHooks(_Walk):
     def _owners(self) -> dict[int, range]:
         job = self.job
         by_group: dict[int, list[int]] = {}
-        for index, kind in enumerate(job.kinds):
-            if job.is_updated(kind):
+        for index, (kind, updated) in enumerate(zip(job.kinds, job.updates, strict=True)):
+            if updated:
                 by_group.setdefault(kind.group, []).append(index)
         found: dict[int, range] = {}
         for indices in by_group.values():
             ranks = owners(
-                [job.kinds[i].numel for i in indices],
+                [job.numels[i] for i in indices],
                 job.ranks,
                 round_robin=job.options.round_robin_gradients,
                 aligned_to=element_alignment(job.kinds[indices[0]].itemsize, job.options.parameter_alignment),
@@ -184,7 +186,7 @@ class _ByHooks(_Walk):
         order = [index for index in range(len(job.kinds)) if index in self.owners]
         for index in reversed(order):
             if not there:
-                self.gradients += self._bytes(index)
+                self.gradients += self.job.sizes[index]
             self.note("backward", index, self.buckets)
             if during:
                 self._add(index, index)
@@ -194,16 +196,13 @@ class _ByHooks(_Walk):
         self._reduce(-1)
         self.note("end of backward", -1, self.buckets)
 
-    def _bytes(self, index: int) -> int:
-        return self.job.kinds[index].numel * self.job.kinds[index].itemsize
-
     def _add(self, index: int, at: int) -> None:
-        numel = self.job.kinds[index].numel
+        numel = self.job.numels[index]
         if self.bucket.elements + numel > self.limit:
             self._reduce(at)
         own = not self.contiguous or numel > self.limit
         if not own:
-            self.gradients -= self._bytes(index)
+            self.gradients -= self.job.sizes[index]
         self.bucket.members.append((index, own))
         self.bucket.elements += numel
         self.bucket.ranks.update(self.owners[index])
@@ -223,8 +222,8 @@ class _ByHooks(_Walk):
         for index, own in self.bucket.members:
             if own and self.job.rank not in self.owners[index] and self.job.options.stage == 2:
                 later = self.job.options.overlap_comm and not self.contiguous
-                self.delayed += self._bytes(index) if later else 0
-                self.gradients -= 0 if later else self._bytes(index)
+                self.delayed += self.job.sizes[index] if later else 0
+                self.gradients -= 0 if later else self.job.sizes[index]
         self.bucket = _Bucket()
 
     def _copies(self, mine: bool) -> list[tuple[str, int]]:
@@ -235,7 +234,7 @@ class _ByHooks(_Walk):
         if self.mixed and mine:
             whole = whole and len(bucket.members) == 1
         if elements > self.limit and not whole:
-            part = max(f // max(1, len(self.owners[i])) for i, _ in bucket.members for f in (job.kinds[i].numel,))
+            part = max(job.numels[i] // len(self.owners[i]) for i, _ in bucket.members)
             elements = min(elements, self.limit + part)
         found = [("copy of the bucket while it is reduced", 0 if whole else elements * self.item)]
         dtype = job.options.communication_dtype
@@ -248,7 +247,7 @@ class _ByHooks(_Walk):
 
     def _mine(self, index: int) -> int:
         """Elements of a parameter in this rank's part, at most."""
-        return -(-self.job.kinds[index].numel // len(self.owners[index]))
+        return -(-self.job.numels[index] // len(self.owners[index]))
 
     def _keep(self, mine: list[tuple[int, bool]], at: int) -> None:
         """Copy this rank's gradients out of the bucket, or to the host."""
@@ -261,7 +260,7 @@ class _ByHooks(_Walk):
         elif self.contiguous and not self.mixed:
             self._make_partition()
         if self.offloaded or self.contiguous:
-            self.gradients -= sum(self._bytes(i) for i, own in mine if own)
+            self.gradients -= sum(self.job.sizes[i] for i, own in mine if own)
         self.note("a bucket of gradients has been reduced", at, self.buckets)
 
     def _make_partition(self) -> None:
@@ -271,7 +270,7 @@ class _ByHooks(_Walk):
         self.partition = True
         job = self.job
         if not self.mixed:
-            self.gradients += sum(self._bytes(i) for i, ranks in self.owners.items() if job.rank in ranks)
+            self.gradients += sum(self.job.sizes[i] for i, ranks in self.owners.items() if job.rank in ranks)
         elif not job.accumulating:
             self.gradients += self.partition_bytes
 

@@ -46,13 +46,23 @@ class Job:
         self.first_step = first_step
         self.plan = _with_own_states(plan)
         self.kinds: list[Kind] = list(inventory)
+        order, kinds = inventory.order, inventory.kinds
+        by_kind = [(kind.numel, kind.itemsize, self.is_updated(kind)) for kind in kinds]
+        self.numels = [by_kind[i][0] for i in order]
+        """Elements of each parameter, in the order of the model."""
+        self.sizes = [by_kind[i][0] * by_kind[i][1] for i in order]
+        """Bytes of each parameter."""
+        self.updates = [by_kind[i][2] for i in order]
+        """Whether each parameter is updated."""
         self.buffer_bytes = inventory.buffer_bytes
         self.ranks = max(1, plan.layout.shard)
         self.rank = plan.layout.shard_rank
         self.accumulating = (plan.batch.accumulation or 1) > 1
         self.groups = self._groups()
         """Updated parameters by optimizer group; DeepSpeed leaves frozen and empty ones out."""
-        self.loose = [kind for kind in self.kinds if not self.is_updated(kind)]
+        self.loose = [kind for kind, updated in zip(self.kinds, self.updates, strict=True) if not updated]
+        self.whole_gradients = sum(size for size, updated in zip(self.sizes, self.updates, strict=True) if updated)
+        """Bytes of the gradients of all updated parameters, in the parameters' dtype."""
 
     @staticmethod
     def is_updated(kind: Kind) -> bool:
@@ -61,8 +71,8 @@ class Job:
 
     def _groups(self) -> list[list[Kind]]:
         found: dict[int, list[Kind]] = {}
-        for kind in self.kinds:
-            if self.is_updated(kind):
+        for kind, updated in zip(self.kinds, self.updates, strict=True):
+            if updated:
                 found.setdefault(kind.group, []).append(kind)
         return [found[index] for index in sorted(found)]
 
@@ -75,11 +85,6 @@ class Job:
     def parameters_on_device(self) -> bool:
         """Whether ZeRO-3's partitions lie on the device."""
         return self.options.offload_parameters == "none" or self.plan.host
-
-    @property
-    def whole_gradients(self) -> int:
-        """Bytes of the gradients of all updated parameters, in the parameters' dtype."""
-        return sum(kind.numel * kind.itemsize for group in self.groups for kind in group)
 
     def gradient_bytes(self, kind: Kind) -> int:
         """Bytes per element that a gradient is accumulated in."""

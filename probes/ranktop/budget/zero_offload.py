@@ -84,7 +84,7 @@ def _flat(job: Job, layout: Flat, states: int) -> tuple[Part, ...]:
 def _partitioned(job: Job, layout: Partitioned, states: int) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
     options = job.options
     masters = _masters(job, layout)
-    gradients = sum(sum(sub) * job.gradient_bytes(kind) for sub, kind in layout.subs)
+    gradients = sum(n * job.gradient_bytes(kind) for n, kind in layout.totals)
     host: tuple[Part, ...] = ()
     disk: tuple[Part, ...] = ()
     if options.offload_optimizer == "cpu":
@@ -95,7 +95,7 @@ def _partitioned(job: Job, layout: Partitioned, states: int) -> tuple[tuple[Part
             ("gradient partitions", gradients),
         )
     elif options.offload_optimizer == "nvme":
-        largest = max((sum(sub) * job.master_bytes(kind) for sub, kind in layout.subs), default=0)
+        largest = max((n * job.master_bytes(kind) for n, kind in layout.totals), default=0)
         buffers = ("swap buffers of the largest sub-group (buffer_count)", options.optimizer_buffer_count * largest)
         host = parts(("gradient partitions", gradients), buffers)
         disk = parts(
@@ -112,10 +112,10 @@ def _weights(job: Job, layout: Partitioned) -> tuple[tuple[Part, ...], tuple[Par
     options = job.options
     if options.offload_parameters == "none":
         return (), ()
-    held = sum(sum(sub) * kind.itemsize for sub, kind in layout.subs)
+    held = sum(n * kind.itemsize for n, kind in layout.totals)
     if options.offload_parameters == "cpu":
         return parts(("parameter partitions", held)), ()
-    elements = sum(sum(sub) for sub, _ in layout.subs)
+    elements = sum(n for n, _ in layout.totals)
     item = layout.subs[0][1].itemsize if layout.subs else 0
     kept = min(elements, options.max_in_cpu)
     buffers = options.nvme_buffer_count * options.nvme_buffer_size * item

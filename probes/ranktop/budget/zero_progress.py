@@ -38,9 +38,8 @@ class Progress:
     Within a block they are taken to fall evenly with the parameters' elements.
     """
 
-    def __init__(self, kinds: Sequence[Kind], alive: Activations) -> None:
+    def __init__(self, kinds: Sequence[Kind], numels: Sequence[int], alive: Activations) -> None:
         self.alive = alive
-        numels = [kind.numel for kind in kinds]
         self.shapes = tuple(kind.shape for kind in kinds)
         start, period = blocks(self.shapes, alive.layers)
         self.start, self.end = (start, start + period * alive.layers) if period else (0, len(kinds))
@@ -59,12 +58,22 @@ class Progress:
         self._around = max(0, held - min(alive.after, alive.outside))
         self._before = max(0, held - alive.outside) + alive.boundary
 
-    def bytes(self, index: int) -> int:
-        """Bytes of activations when the gradient of parameter ``index`` has just been made."""
-        return sum(size for _, size in self._pieces(index))
+    def sizes(self) -> list[int]:
+        """Bytes of activations when each parameter's gradient has just been made, in the order of the model."""
+        if not self._inside_block:
+            return [sum(size for _, size in self._pieces(index)) for index in range(len(self.shapes))]
+        alive, block = self.alive, self._inside_block
+        step, around = (alive.blocks + alive.casts), self._around
+        found = [alive.boundary + self._before] * self.start
+        for number in range(alive.layers):
+            saved = step * number // alive.layers + around
+            found.extend([saved + inside for inside in block])
+        behind = step + self._after
+        found.extend(behind + self._logits(index) for index in range(self.end, len(self.shapes)))
+        return found
 
     def parts(self, index: int) -> tuple[Part, ...]:
-        """Return what ``bytes`` is made of."""
+        """Return what one of ``sizes`` is made of."""
         return parts(*self._pieces(index))
 
     def _pieces(self, index: int) -> tuple[tuple[str, int], ...]:

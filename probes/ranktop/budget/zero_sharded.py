@@ -23,6 +23,9 @@ NORM_PIECE: Final = 250_000_000
 LIVE: Final = "gathered parameters (stage3_max_live_parameters, stage3_max_reuse_distance)"
 FLAT: Final = "buffers of gathers under way (stage3_prefetch_bucket_size)"
 
+_Moment = tuple[int, int, int, tuple[tuple[str, int], ...]]
+"""Parameter (-1 after the last), position of the trace, gradients outside of the bucket, copies."""
+
 
 def bucket(job: Job) -> tuple[Part, ...]:
     """Return the bucket that gradients are reduced from: kept from the engine's start on, whatever its fill."""
@@ -57,10 +60,8 @@ class Sharded:
         self.job, self.alive, self.kept = job, alive, kept
         self.buffers = buffers + bucket(job)
         options = job.options
-        self.progress = Progress(job.kinds, alive)
-        persist = persistent(
-            [kind.numel for kind in job.kinds], options.persistence_threshold, options.model_persistence_threshold
-        )
+        self.progress = Progress(job.kinds, job.numels, alive)
+        persist = persistent(job.numels, options.persistence_threshold, options.model_persistence_threshold)
         self.modules = modules(job.kinds, persist)
         self.item = max((kind.itemsize for kind in job.kinds), default=2)
         limits = Limits(
@@ -70,7 +71,7 @@ class Sharded:
             reuse=options.max_reuse_distance,
             traced=not job.first_step,
         )
-        self.gathered: Gathered = gathered(self.modules, tuple(kind.numel for kind in job.kinds), limits)
+        self.gathered: Gathered = gathered(self.modules, tuple(job.numels), limits)
 
     def _whole(self, position: int) -> tuple[Part, ...]:
         """Return what gathering holds at a position of the trace."""
@@ -128,41 +129,33 @@ class Sharded:
         position = len(self.modules)
         waiting: list[int] = []
         elements = own = 0
-        best: tuple[int, int, int, int, tuple[tuple[str, int], ...]] = (-1, -1, position, 0, ())
+        most = -1
+        best: _Moment = (-1, position, 0, ())
+        sizes = self.progress.sizes()
         for index in reversed(range(len(job.kinds))):
-            kind = job.kinds[index]
             position = position_of.get(index, position)
-            if not job.is_updated(kind):
+            if not job.updates[index]:
                 continue
-            gradient = kind.numel * kind.itemsize
-            copies: tuple[tuple[str, int], ...] = ()
-            full = bool(waiting) and elements + kind.numel > limit
-            if full:
-                copies = self._copies(waiting)
-            best = max(best, self._moment(index, position, own + gradient, copies), key=lambda entry: entry[0])
+            full = bool(waiting) and elements + job.numels[index] > limit
+            copies = self._copies(waiting) if full else ()
+            gradients = own + job.sizes[index]
+            live = self.gathered.running[position] * self.item if self.modules else 0
+            size = sizes[index] + live + gradients + sum(extra for _, extra in copies)
+            if size > most:
+                most, best = size, (index, position, gradients, copies)
             if full:
                 waiting, elements, own = [], 0, 0
             waiting.append(index)
-            elements += kind.numel
+            elements += job.numels[index]
             if elements > limit or not job.options.contiguous_gradients:
-                own += gradient
-        if waiting:
-            last = self._moment(-1, position, own, self._copies(waiting))
-            best = max(best, last, key=lambda entry: entry[0])
+                own += job.sizes[index]
+        copies = self._copies(waiting) if waiting else ()
+        if self.progress.ended() + own + sum(extra for _, extra in copies) > most:
+            best = (-1, position, own, copies)
         return self._point(best)
 
-    def _moment(
-        self, index: int, position: int, gradients: int, copies: tuple[tuple[str, int], ...]
-    ) -> tuple[int, int, int, int, tuple[tuple[str, int], ...]]:
-        live = 0
-        if self.modules and index >= 0:
-            live = self.gathered.running[position] * self.item
-        activations = self.progress.bytes(index) if index >= 0 else self.progress.ended()
-        size = activations + live + gradients + sum(extra for _, extra in copies)
-        return size, index, position, gradients, copies
-
-    def _point(self, best: tuple[int, int, int, int, tuple[tuple[str, int], ...]]) -> Point:
-        _, index, position, gradients, copies = best
+    def _point(self, best: _Moment) -> Point:
+        index, position, gradients, copies = best
         alive = self.progress.parts(index) if index >= 0 else parts(("inputs", self.progress.ended()))
         whole: tuple[Part, ...] = ()
         if index >= 0 and self.modules:

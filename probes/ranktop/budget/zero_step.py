@@ -6,8 +6,6 @@ runtime/bf16_optimizer.py and runtime/fp16/, ``_zero3_consolidated_16bit_state_d
 
 from __future__ import annotations
 
-from math import prod
-
 from ranktop.budget.composition import Point, highest, parts
 from ranktop.budget.inventory import Kind
 from ranktop.budget.optimizer_step import temporaries
@@ -24,7 +22,7 @@ def _pieces(job: Job, updated: list[tuple[int, Kind]]) -> list[Piece]:
 
 
 def _largest(job: Job) -> int:
-    return max((kind.numel for group in job.groups for kind in group), default=0)
+    return max((n for n, updated in zip(job.numels, job.updates, strict=True) if updated), default=0)
 
 
 def step(job: Job, layout: Layout) -> Point:
@@ -79,8 +77,7 @@ def _partitioned_step(job: Job, layout: Partitioned) -> Point:
         )
     ]
     seen: set[tuple[int, int]] = set()
-    for sub, kind in layout.subs:
-        size = sum(sub)
+    for (sub, _), (size, kind) in zip(layout.subs, layout.totals, strict=True):
         if (size, kind.group) in seen:
             continue
         seen.add((size, kind.group))
@@ -128,13 +125,13 @@ def load(job: Job, layout: Layout) -> Point:
 
 def _partitioned_load(job: Job, layout: Partitioned) -> Point:
     """Stage 3: a sub-group's masters are made twice; when all is made a parameter is gathered whole."""
-    largest = max((kind.numel * kind.itemsize for kind in job.kinds), default=0)
+    largest = max(job.sizes, default=0)
     ready = parts(("a parameter gathered whole, the largest", largest))
     points = [Point("engine is ready", ready, bucket(job), layout.gradients("step_start").bytes or 0)]
     if job.optimizer_on_device:
-        group = max((sum(sub) * job.master_bytes(kind) for sub, kind in layout.subs), default=0)
+        group = max((n * job.master_bytes(kind) for n, kind in layout.totals), default=0)
         offloaded = job.options.offload_optimizer != "none"
-        kept = sum(sum(sub) * job.master_bytes(kind) for sub, kind in layout.subs) if offloaded else 0
+        kept = sum(n * job.master_bytes(kind) for n, kind in layout.totals) if offloaded else 0
         copies = parts(("one more copy of a sub-group's master weights or gradients", group))
         points.append(Point("master weights", copies, gradients=kept))
     return highest(points)
@@ -164,7 +161,7 @@ def save(job: Job, layout: Layout) -> Point:
         return Point("state is written from where it lies")
     sizes = [share(kind.numel, job.ranks) * job.ranks * kind.itemsize for kind in job.kinds]
     if job.plan.host and job.rank == 0:
-        held = sum(prod(kind.shape) * kind.itemsize for kind in job.kinds)
+        held = sum(job.sizes)
         name = "16-bit weights of the whole model (stage3_gather_16bit_weights_on_model_save)"
         return Point("weights are gathered", (), parts((name, held)))
     name = "largest module's weights, gathered (stage3_gather_16bit_weights_on_model_save)"

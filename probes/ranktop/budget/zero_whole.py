@@ -62,12 +62,17 @@ class Partitioned(Layout):
             for group in job.groups
             for sub in sub_groups([share(k.numel, job.ranks) for k in group], job.options.sub_group_size)
         ]
-        marks = persistent(
-            [k.numel for k in job.kinds],
+        self.marks = persistent(
+            job.numels,
             job.options.persistence_threshold,
             job.options.model_persistence_threshold,
         )
-        self.persistent = [k for k, mark in zip(job.kinds, marks, strict=True) if mark]
+        self.persistent = [k for k, mark in zip(job.kinds, self.marks, strict=True) if mark]
+        ranks = job.ranks
+        self._held = sum(-(-n // ranks) * (size // n) for n, size in zip(job.numels, job.sizes, strict=True) if n)
+        self._padded = sum(share(k.numel, ranks) * ranks * k.itemsize for k in self.persistent)
+        self.totals = [(sum(sub), kind) for sub, kind in self.subs]
+        """Elements of each sub-group, with a kind that tells its dtype and group."""
 
     def parameters(self, moment: str) -> Amount:
         """Bytes of the partitions, and of the persistent parameters while they are whole.
@@ -79,7 +84,7 @@ class Partitioned(Layout):
         """
         job = self.job
         where = f"partitions padded to {job.ranks} elements"
-        held = sum(share(k.numel, job.ranks) * k.itemsize for k in job.kinds)
+        held = self._held
         if not job.parameters_on_device:
             held, where = 0, "partitions offloaded to the host"
         split = job.first_step and not (job.accumulating and moment in IN_FORWARD)
@@ -87,7 +92,7 @@ class Partitioned(Layout):
         shared = job.ranks == 1 and (job.first_step or len(self.persistent) > 1)
         if moment in IN_STEP or split or shared:
             return Amount(held, self.rule(where))
-        padded = sum(share(k.numel, job.ranks) * job.ranks * k.itemsize for k in self.persistent)
+        padded = self._padded
         whole = sum(k.numel * k.itemsize for k in self.persistent)
         return Amount(
             held + padded,
@@ -100,9 +105,9 @@ class Partitioned(Layout):
         job = self.job
         if not job.optimizer_on_device:
             return Amount(0, self.rule("gradient partitions offloaded to the host"))
-        kept = sum(sum(sub) * job.gradient_bytes(k) for sub, k in self.subs)
+        kept = sum(n * job.gradient_bytes(k) for n, k in self.totals)
         if job.options.offload_optimizer != "none":
-            kept += sum(sum(sub) * job.master_bytes(k) for sub, k in self.subs)
+            kept += sum(n * job.master_bytes(k) for n, k in self.totals)
             return Amount(kept, self.rule("gradient partitions, also in the master weights' dtype, kept on the host"))
         if moment in IN_STEP and self.subs:
             sub, kind = self.subs[0 if moment == "backward_end" else -1]
@@ -112,4 +117,4 @@ class Partitioned(Layout):
 
     def updated(self) -> list[tuple[int, Kind]]:
         """One flat tensor a sub-group."""
-        return [(sum(sub), kind) for sub, kind in self.subs]
+        return self.totals
