@@ -137,11 +137,15 @@ class HuggingFace(nn.Module):
             kwargs: dict[str, Any] = {"use_reentrant": False}
             if checkpointing == "selective":
                 kwargs["context_fn"] = keep_products
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)  # type: ignore[operator]
+            model.config.use_cache = False  # type: ignore[union-attr]
+            model.activation_checkpointing_enable(kwargs)  # type: ignore[operator]
         self.output: Any = None
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        self.output = self.model(input_ids=tokens, labels=labels)
+        # Real tensors tell that no sequences are packed, and no mask is made; fake ones have no values to tell it by.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
+            self.output = self.model(input_ids=tokens, labels=labels)
         loss: torch.Tensor = self.output.loss
         return loss
 
@@ -272,6 +276,8 @@ def _step(
         del loss
         if isinstance(model, HuggingFace):
             model.output = None
+        # The tracker knows one forward of a module; a further micro-batch is a new one to it.
+        tracker.reset_mod_stats()
     found.moments["backward_end"] = snapshot(tracker)
     restart_peak(tracker)
     tuned.step()

@@ -20,6 +20,20 @@ def fused(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:
     return out
 
 
+def core(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:
+    """Attention as transformers runs it: eager, or fused; with the key/value cache that its models fill in training.
+
+    The cache (``use_cache``, on by default and off under checkpointing) joins keys and values into copies, which
+    attention reads; it lives as long as the output object.
+    """
+    if shape.cache:
+        k, v = copy(tape, k), copy(tape, v)
+        tape.hold(k, v)
+    if shape.attention == "eager":
+        return added(tape, shape, q, k, v)
+    return fused(tape, shape, q, k, v)
+
+
 def masked(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:
     """``softmax(q k^T / sqrt(d) + mask) v`` in single operations, mask rebuilt in every block (nanoGPT).
 
@@ -48,10 +62,12 @@ def added(tape: Tape, shape: Shape, q: Value, k: Value, v: Value, *, full: bool 
     weights = scale(tape, matmul(tape, q, k, scores))
     weights = scale(tape, weights)
     weights = softmax(tape, cast(tape, weights, FULL) if full else weights)
-    weights = dropout(tape, cast(tape, weights, own), shape.dropout)
+    weights = dropout(tape, cast(tape, weights, own), shape.attention_dropout)
     return copy(tape, matmul(tape, weights, v, q.numel))
 
 
 def _expanded(tape: Tape, shape: Shape, x: Value) -> Value:
     times = shape.heads // shape.kv_heads
-    return copy(tape, x) if times == 1 else tape.apply((x,), x.numel * times, x.width)
+    if times == 1:
+        return x if shape.cache else copy(tape, x)
+    return tape.apply((x,), x.numel * times, x.width)

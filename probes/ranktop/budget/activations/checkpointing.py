@@ -20,6 +20,8 @@ class Block:
     """What autograd keeps when nothing is checkpointed."""
     stay: dict[Storage, None]
     """What stays until backward, checkpointing considered."""
+    held: int
+    """Bytes that the script's own objects keep: a key/value cache."""
     points: tuple[Point, ...]
     """Where its backward may be highest."""
     forward: int
@@ -58,20 +60,22 @@ def block(tape: Tape, x: Value, y: Value, mode: str) -> Block:
     """
     if mode not in MODES:
         raise NoRule(f"no rule for the activation checkpointing '{mode}'")
-    saved = {storage: None for storage in tape.saved() if storage is not y.storage}
+    held = dict.fromkeys(tape.held)
+    saved = {storage: None for storage in tape.saved() if storage is not y.storage and storage not in held}
     stay = saved
     kinds: tuple[str, ...] = (ACTIVATION,)
-    unread: tuple[Storage, ...] = ()
+    unread: tuple[Storage, ...] = ()  # kept by the checkpoint although no node saved it
     if mode != "none":
         products = _products(tape) if mode == "selective" else []
         stay = {x.storage: None, **dict.fromkeys(products)}
         kinds = (ACTIVATION, CAST)
-        unread = tuple(products[-1:])
+        unread = (x.storage, *products[-1:])
     cached = sum(storage.size for storage in saved if storage.kind == CAST and storage not in stay)
     return Block(
         saved=saved,
         stay=stay,
-        points=backward(tape, y, kinds, unread),
+        held=total(held, ACTIVATION),
+        points=backward(tape, y, kinds, unread, held),
         forward=forward(tape, x, y, stay),
         cached=cached + sum(node.bias_cast for node in tape.nodes),
     )

@@ -50,6 +50,8 @@ class _End:
 
     after: dict[Storage, None]
     head: dict[Storage, None]
+    held: dict[Storage, None]
+    """What only the script's own objects keep."""
     temporaries: int
     points: tuple[Point, ...]
 
@@ -79,7 +81,7 @@ class _Rank:
         pieces = [(blocks[kind], count) for kind, count in kinds.items()]
         if first and not front.x.needs_grad:
             pieces = self.with_frozen_input(pieces, front)
-        end = self.end(front.x) if last else _End({}, {}, 0, ())
+        end = self.end(front.x) if last else _End({}, {}, {}, 0, ())
         every = min(max(1, plan.checkpoint_every), len(layers)) if self.mode == "full" else 1
         largest = max(blocks.values(), key=lambda one: one.layer)
         kept = sum(one.kept * count for one, count in pieces)
@@ -89,12 +91,17 @@ class _Rank:
             {**(front.saved if first else {}), **dict.fromkeys(v.storage for v in front.tables)}, ACTIVATION, SHARED
         )
         after = total(end.after, ACTIVATION)
+        held = {
+            "key/value cache of the output object": sum(one.held * count for one, count in pieces),
+            "logits of the output object": total(end.held, ACTIVATION),
+        }
         saved = {kind: total(end.head, kind) for kind in (ACTIVATION, CAST)}
         casts = sum(one.casts * count for one, count in pieces) + saved[CAST]
         cached = sum(one.cached * count for one, count in pieces)
         flight = alive(plan)
         inputs = 2 * front.tokens.storage.size
-        sizes = {name: flight * size for name, size in self.parts(pieces, front, first, end, kept).items()}
+        sizes = {**self.parts(pieces, front, first, end, kept), **held}
+        sizes = {name: flight * size for name, size in sizes.items()}
         sizes["logits and loss"] = saved[ACTIVATION]
         sizes["tokens and labels"] = flight * inputs
         sizes["low-precision copies of weights (autocast)"] = casts
@@ -104,7 +111,7 @@ class _Rank:
             layer=largest.layer,
             blocks=kept,
             recomputed=0 if self.mode == "none" else largest.recomputed + (every - 1) * largest.layer,
-            outside=outside + after,
+            outside=outside + after + sum(held.values()),
             logits=saved[ACTIVATION],
             inputs=inputs,
             casts=casts,
@@ -154,12 +161,14 @@ class _Rank:
             read = self.family.after(tape, self.shape, x)
         behind = tape.saved()
         found = loss.head(tape, self.shape, read, self.plan.loss)
-        saved = {**tape.saved(), **dict.fromkeys(value.storage for value in found.held)}
+        saved = tape.saved()
         if read.storage in saved:
             behind[read.storage] = None
         head = {storage: None for storage in saved if storage not in behind}
-        points = backward(tape, found.value, (ACTIVATION,), [value.storage for value in found.held])
-        return _End(behind, head, found.forward, points)
+        held = {value.storage: None for value in found.held if value.storage not in saved}
+        # transformers' forward holds the final norm's output while it computes the loss.
+        passing = read.storage.size if self.plan.loss == "hf" and read.storage not in saved else 0
+        return _End(behind, head, held, found.forward + passing, backward(tape, found.value, (ACTIVATION,), (), held))
 
     def parts(self, pieces: list[tuple[Block, int]], front: _Front, first: bool, end: _End, kept: int) -> Counter[str]:
         """Return bytes of one micro-batch by what people call them, without logits, inputs and casts."""

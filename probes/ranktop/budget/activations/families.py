@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from ranktop.budget.activations import gpt
+from ranktop.budget.activations import gpt, llama
 from ranktop.budget.activations.family import Family
 from ranktop.budget.model import NoRule
 
 FAMILIES: Final[dict[str, Family]] = {
     "gpt": Family(before=gpt.before, block=gpt.block, after=gpt.after, rule="reference GPT"),
+    "llama": Family(
+        before=llama.before,
+        block=llama.block,
+        after=llama.after,
+        tables=llama.tables,
+        kinds=llama.kinds,
+        rule="Llama-like decoders of transformers 5.24",
+    ),
 }
 """Family -> its operations."""
 

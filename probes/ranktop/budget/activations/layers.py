@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ranktop.budget.activations.operations import add, cast, linear, scale
+from ranktop.budget.activations.operations import add, cast, linear, multiply, of_input, of_output, scale
 from ranktop.budget.activations.shape import Shape
 from ranktop.budget.activations.tape import Node, Tape, Value
 from ranktop.budget.models.adapters import LINEAR
@@ -61,3 +61,20 @@ def reduce(tape: Tape, shape: Shape, partial: Value) -> Value:
     out = tape.new(numel, partial.width)
     tape.record(Node((partial,), (out,), passes=not shape.gathered))
     return out
+
+
+def activation(tape: Tape, x: Value, name: str) -> Value:
+    """A feed-forward activation by transformers' name.
+
+    Fused ones keep their input (``relu`` its result); ``gelu_new`` is written out, 0.5 x (1 + tanh(c (x + d x^3))),
+    and keeps x, the tanh, 0.5 x and 1 + tanh; ``quick_gelu`` is x sigmoid(1.702 x).
+    Source: transformers 5.24 activations.py.
+    """
+    if name == "relu":
+        return of_output(tape, x)
+    if name in ("gelu_new", "gelu_fast"):
+        cubed = scale(tape, add(tape, x, scale(tape, of_input(tape, x))))
+        return multiply(tape, scale(tape, x), scale(tape, of_output(tape, cubed)))
+    if name == "quick_gelu":
+        return multiply(tape, x, of_output(tape, scale(tape, x)))
+    return of_input(tape, x)

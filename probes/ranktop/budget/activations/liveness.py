@@ -22,12 +22,14 @@ class _Gradient:
 
 
 class _Run:
-    def __init__(self, tape: Tape, kinds: tuple[str, ...], kept: Iterable[Storage]) -> None:
+    def __init__(
+        self, tape: Tape, kinds: tuple[str, ...], kept: Iterable[Storage], elsewhere: Container[Storage]
+    ) -> None:
         self.kinds = kinds
         self.uses: Counter[Storage] = Counter()
         for node in tape.nodes:
             for value in node.saved:
-                if value.storage.kind in kinds:
+                if value.storage.kind in kinds and value.storage not in elsewhere:
                     self.uses[value.storage] += 1
         # What checkpointing keeps beyond autograd's needs goes when the block is through.
         extra = [storage for storage in kept if storage.kind in kinds and storage not in self.uses]
@@ -97,14 +99,21 @@ class _Run:
                 self.alive -= storage.size
 
 
-def backward(tape: Tape, result: Value, kinds: tuple[str, ...], kept: Iterable[Storage] = ()) -> tuple[Point, ...]:
+def backward(
+    tape: Tape,
+    result: Value,
+    kinds: tuple[str, ...],
+    kept: Iterable[Storage] = (),
+    elsewhere: Container[Storage] = (),
+) -> tuple[Point, ...]:
     """Return the points at which backward through a tape may be highest, in their order.
 
     A node's saved tensors are freed once it has run; a gradient is handed on as it is through views and sums; a
     second gradient is added to the first in place where nobody else holds it (``InputBuffer::accumulate``). Points
-    that another one exceeds in both numbers are left out. ``kinds`` = kinds of storages that count.
+    that another one exceeds in both numbers are left out. ``kinds`` = kinds of storages that count; ``kept`` stays
+    until the end although no node saved it; ``elsewhere`` is counted by others.
     """
-    run = _Run(tape, kinds, kept)
+    run = _Run(tape, kinds, kept, elsewhere)
     run.waiting[id(result)] = run.take(_Gradient(result.size))
     run.mark()
     for node in reversed(tape.nodes):

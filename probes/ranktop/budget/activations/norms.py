@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ranktop.budget.activations.operations import FULL, cast, multiply, of_input, of_output, raised
 from ranktop.budget.activations.shape import Shape
-from ranktop.budget.activations.tape import PARAMETER, Node, Tape, Value
+from ranktop.budget.activations.tape import PARAMETER, Tape, Value
 
 
 def layer_norm(tape: Tape, shape: Shape, x: Value, *, bias: bool = True) -> Value:
@@ -19,31 +19,35 @@ def layer_norm(tape: Tape, shape: Shape, x: Value, *, bias: bool = True) -> Valu
     return tape.apply((x,), x.numel, x.width, (x, *stats), weight=grads)
 
 
-def rms_norm(tape: Tape, shape: Shape, x: Value, size: int, kind: str = "llama") -> Value:
+def plain_norm(tape: Tape, shape: Shape, x: Value) -> Value:
+    """OLMo's LayerNorm without weights, in float32: keeps the fp32 input and its statistics."""
+    full = cast(tape, x, FULL)
+    stats = [tape.new(x.numel // shape.hidden, FULL, needs_grad=False) for _ in range(2)]
+    return cast(tape, tape.apply((full,), x.numel, FULL, (full, *stats)), x.width)
+
+
+def rms_norm(tape: Tape, shape: Shape, x: Value, size: int, *, unit_offset: bool = False) -> Value:
     """RMSNorm in single operations over the last ``size`` elements.
 
     Llama and most others: ``w * (x32 * rsqrt(mean(x32^2))).to(dtype)`` keeps x in fp32, the normalized x in x's
     dtype, 1/rms per row; its result is kept by whoever reads it. In bf16 that is 4 + 2 + 2 B per element, in fp32
-    4 (shared with the residual stream) + 4 + 4. Gemma multiplies by 1 + w in fp32 before the cast: 4 + 4 + 2.
+    4 (shared with the residual stream) + 4 + 4. Gemma (``unit_offset``) multiplies by 1 + w in fp32 before it casts:
+    4 + 4 + 2.
     Source: transformers 5.24 modeling_llama.py ``LlamaRMSNorm``, modeling_gemma.py ``GemmaRMSNorm``.
     """
     own = x.width
     full = cast(tape, x, FULL)
     squares = of_input(tape, full)
-    rows = x.numel // size
-    mean = tape.apply((squares,), rows, FULL)
-    inverse = of_output(tape, mean)
-    normalized = multiply(tape, full, inverse)
-    if kind != "gemma":
-        normalized = cast(tape, normalized, own)
-    weighted = _times_weight(tape, shape, normalized, size)
-    return cast(tape, weighted, own)
-
-
-def _times_weight(tape: Tape, shape: Shape, x: Value, size: int) -> Value:
+    mean = tape.apply((squares,), x.numel // size, FULL)
+    normalized = multiply(tape, full, of_output(tape, mean))
+    if unit_offset:
+        weight = tape.new(size, FULL, needs_grad=shape.trainable)
+        return cast(tape, _times(tape, shape, normalized, weight), own)
     weight = tape.new(size, shape.width, kind=PARAMETER, needs_grad=shape.trainable)
+    return _times(tape, shape, cast(tape, normalized, own), weight)
+
+
+def _times(tape: Tape, shape: Shape, x: Value, weight: Value) -> Value:
     saves = ((x,) if shape.trainable else ()) + ((weight,) if x.needs_grad else ())
-    out = tape.new(x.numel, max(x.width, shape.width))
-    grads = size * shape.width if shape.trainable else 0
-    tape.record(Node((x,), (out,), saves, weight=grads))
-    return out
+    grads = weight.numel * shape.width if shape.trainable else 0
+    return tape.apply((x,), x.numel, max(x.width, weight.width), saves, weight=grads)

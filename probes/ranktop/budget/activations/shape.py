@@ -28,12 +28,16 @@ class Shape:
     width: int
     """Bytes per element of the parameters as the blocks see them (FSDP's compute dtype where there is one)."""
     dropout: float
+    attention_dropout: float
     attention: str
     gathered: str
     """``Plan.sequence_parallel``: how the sequence is split between tensor-parallel ranks outside of matrices."""
     lora: Lora | None
     experts: int
     """Expert-parallel ranks."""
+    checkpointed: bool
+    cache: bool
+    """A key/value cache is filled in forward and lives as long as the output object."""
 
     @property
     def tokens(self) -> int:
@@ -78,8 +82,11 @@ def local(model: Model, plan: Plan) -> Shape:
         tensor=tensor,
         width=DTYPE_BYTES[plan.precision.compute or plan.precision.parameters],
         dropout=model.dropout,
+        attention_dropout=float(model.options.get("attention_dropout", model.dropout)),
         attention=plan.attention,
         gathered=plan.sequence_parallel if tensor > 1 else "",
         lora=plan.lora,
         experts=plan.layout.expert,
+        checkpointed=(plan.checkpointing or "none") != "none",
+        cache=plan.loss == "hf" and (plan.checkpointing or "none") == "none",
     )

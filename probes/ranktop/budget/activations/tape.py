@@ -83,6 +83,8 @@ class Tape:
         self.host = host
         """CPU kernels run: their saved dtypes differ from CUDA's."""
         self.nodes: list[Node] = []
+        self.held: list[Storage] = []
+        """What the script's own objects keep alive until backward has ended."""
         self._part = ""
 
     @contextmanager
@@ -124,6 +126,10 @@ class Tape:
         node = Node(inputs, (out,), saved, weight=weight, low=low, bias_cast=bias_cast, product=product)
         self.record(node)
         return out
+
+    def hold(self, *values: Value) -> None:
+        """Note tensors that live as long as the output object, whether backward needs them or not."""
+        self.held += [value.storage for value in values]
 
     def saved(self) -> dict[Storage, None]:
         """Return the storages that backward needs, each once, in the order in which they were saved."""
