@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Final
 
+from ranktop.budget.devices import parse_count, parse_size
 from ranktop.budget.model import BadInput
 
 _SCALES: Final = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
@@ -13,6 +15,10 @@ _SCALES: Final = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10
 _RATE: Final = re.compile(
     r"([0-9.]+(?:e[+]?[0-9]+)?)\s*([kmgt]?)(i?)(b|bit|bits|byte|bytes)\s*(?:/s|ps)", re.IGNORECASE
 )
+
+SMALLEST: Final = 1 << 20
+LARGEST: Final = 1 << 50
+"""Bytes between which the memory of a device lies."""
 
 FASTEST: Final = 1e14
 """Bytes per second beyond which a link's speed is a typing error."""
@@ -41,17 +47,19 @@ def _integral(flag: str, text: str, clean: str) -> int:
 
 def count(flag: str, text: str, most: int) -> int:
     """Return a count of parameters, e.g. ``7.5e9``, ``7.5B``, ``350M``. Raises BadInput."""
-    clean = text.strip().replace("_", "").replace(",", "").lower()
-    scale = _SCALES.get(clean[-1:], 1) if clean[-1:].isalpha() else 1
-    digits = clean[:-1] if scale > 1 else clean
+    return _within(flag, text, _flagged(flag, parse_count, text), most, 1)
+
+
+def size(flag: str, text: str) -> int:
+    """Return bytes, e.g. of ``80GiB`` or ``24GB``. Raises BadInput."""
+    return _within(flag, text, _flagged(flag, parse_size, text), LARGEST, SMALLEST)
+
+
+def _flagged(flag: str, parse: Callable[[str], int], text: str) -> int:
     try:
-        number = float(digits) * scale
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise BadInput(f"{flag} must be a number such as 7.5e9, 7.5B or 350M, not {text!r}")
-    # A product such as 8.03 x 10^9 may miss the whole number by a rounding.
-    return _within(flag, text, round(number), most, 1)
+        return parse(text)
+    except BadInput as error:
+        raise BadInput(f"{flag}: {error}") from None
 
 
 def _within(flag: str, text: str, value: int, most: int, least: int) -> int:

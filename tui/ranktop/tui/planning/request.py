@@ -15,7 +15,7 @@ from ranktop.tui.planning.configs import Given
 from ranktop.tui.planning.configs import given as configs_of
 from ranktop.tui.planning.flags import Flags, meant, spelled
 from ranktop.tui.planning.model_flags import model_of_flags
-from ranktop.tui.planning.numbers import rate, whole
+from ranktop.tui.planning.numbers import rate, size, whole
 from ranktop.tui.planning.training_flags import ATTENTION, CHECKPOINTING, LOSSES, STACKS, choice, lora
 
 MOST: Final = {
@@ -64,17 +64,18 @@ def request(flags: Flags) -> Request:
     config = configs_of(flags)
     numbers = _numbers(flags)
     world, told = _world(numbers, config.world_size)
-    memory, device = _device(flags)
     optimizer = _optimizer(flags, config)
+    layout = _layout(flags, config, numbers)
+    device = _device(flags, world, layout["gpus_per_node"])
     run = Run(
         model=model,
         world_size=world,
         optimizer=optimizer,
         zero=config.zero,
         fsdp=config.fsdp,
-        device_memory=memory,
-        link=rate("--link", flags.link) if flags.link is not None else None,
-        **_layout(flags, config, numbers),
+        device_memory=device.memory,
+        link=device.link,
+        **layout,
         **_training(flags, config, numbers),
     )
     check(run)
@@ -88,13 +89,13 @@ def request(flags: Flags) -> Request:
         parameters=count(run.model),
         strategies=strategies(flags.strategy),
         optimizer=flags.optimizer or optimizer.name or "none",
-        device=device,
+        device=device.name,
         global_batch=config.agreed("--global-batch", numbers["global_batch"], config.global_batch, None),
         micro_batch_given=numbers["micro_batch"] is not None or config.micro_batch is not None,
         accumulation_given=numbers["grad_accum"] is not None or config.accumulation is not None,
         own=config.own,
         notes=config.notes,
-        assumed=(*assumed, *told),
+        assumed=(*assumed, *told, *device.assumed),
     )
 
 
@@ -160,11 +161,30 @@ def _world(numbers: Numbers, configured: int | None) -> tuple[int, tuple[str, ..
     return NODE, (f"{NODE} GPUs, one node, as --world-size was not given",)
 
 
-def _device(flags: Flags) -> tuple[int | None, str]:
-    """Return the memory of one GPU in bytes and what to call it."""
-    if flags.device_memory is None:
-        return None, ""
-    return int(float(flags.device_memory.lower().removesuffix("gib")) * 2**30), ""
+@dataclass(frozen=True)
+class _Device:
+    """What is known of one GPU."""
+
+    memory: int | None = None
+    name: str = ""
+    link: float | None = None
+    assumed: tuple[str, ...] = ()
+
+
+def _device(flags: Flags, world: int, per_node: int) -> _Device:
+    """Return one GPU's memory, name and link: within a node that of its model, unless the user says otherwise."""
+    memory = size("--device-memory", flags.device_memory) if flags.device_memory is not None else None
+    link = rate("--link", flags.link) if flags.link is not None else None
+    if flags.gpu is None:
+        return _Device(memory, "", link)
+    from ranktop.budget.devices import find
+
+    found = find(flags.gpu)
+    assumed: tuple[str, ...] = ()
+    if link is None and 1 < world <= per_node:
+        link = found.link
+        assumed = (f"{link / 1e9:.0f} GB/s between GPUs: {'NVLink' if found.nvlink else 'PCIe'} of {found.name}",)
+    return _Device(memory or found.memory, found.name, link, assumed)
 
 
 def strategies(text: str | None) -> tuple[str, ...]:
