@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ranktop.budget.model import BadInput, Model
 from ranktop.budget.models import huggingface
@@ -212,3 +215,26 @@ def test_invalid_json_is_named_with_line_and_column(text: str, says: str) -> Non
 def test_a_model_of_an_unknown_family_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(BadInput, match="known are gpt, gpt2, gpt-neox, llama"):
         tensors(Model(family="rwkv", layers=1))
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 10**12) | st.floats(allow_nan=True) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_whatever_stands_in_a_config_it_is_read_or_refused_in_one_line(data: st.DataObject) -> None:
+    config = dict(CONFIGS[data.draw(st.sampled_from(sorted(CONFIGS)))]["config"])
+    for key in data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=3)):
+        config[key] = data.draw(values)
+    said = ""
+    try:
+        model = model_of(config, "c.json")
+        assert inventory(replace(model, layers=min(model.layers, 50)), Plan()).numel > 0
+    except BadInput as refused:
+        said = str(refused)
+    assert "\n" not in said
+    assert len(said) < 400

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -135,6 +134,8 @@ def find(name: str) -> Model:
             return model_of(_CONFIGS[key], key)
         if key in _OTHERS:
             return _OTHERS[key]()
+    import difflib
+
     close = difflib.get_close_matches(_spellings(name)[-1], names(), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(names())}"
     raise BadInput(f"unknown model {name!r}; {hint}")

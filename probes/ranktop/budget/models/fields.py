@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from reprlib import repr as shown
 from typing import Any, Final
 
 from ranktop.budget.model import BadInput
@@ -35,9 +36,9 @@ class Fields:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
-                raise self.bad(f"{key} must be a whole number, not {value!r}")
+                raise self.bad(f"{key} must be a whole number, not {shown(value)}")
             if not least <= value <= most:
-                raise self.bad(f"{key} must be {least} to {most}, not {value}")
+                raise self.bad(f"{key} must be {least} to {most}, not {shown(value)}")
             return value
         if default is None:
             raise self.bad(f"{keys[0]} is missing")
@@ -54,7 +55,7 @@ class Fields:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-                raise self.bad(f"{key} must be from 0 to 1, not {value!r}")
+                raise self.bad(f"{key} must be from 0 to 1, not {shown(value)}")
             return float(value)
         return default
 
@@ -64,7 +65,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.bad(f"{key} must be true or false, not {value!r}")
+            raise self.bad(f"{key} must be true or false, not {shown(value)}")
         return value
 
     def word(self, *keys: str, default: str) -> str:
@@ -74,7 +75,7 @@ class Fields:
             if value is None:
                 continue
             if not isinstance(value, str):
-                raise self.bad(f"{key} must be a text, not {value!r}")
+                raise self.bad(f"{key} must be a text, not {shown(value)}")
             return value
         return default
 
@@ -84,7 +85,7 @@ class Fields:
         if value is None:
             return ()
         if not isinstance(value, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in value):
-            raise self.bad(f"{key} must be a list of whole numbers, not {value!r}")
+            raise self.bad(f"{key} must be a list of whole numbers, not {shown(value)}")
         return tuple(value)
 
     def pair(self, key: str, default: int) -> tuple[int, int]:
@@ -92,7 +93,7 @@ class Fields:
         value = self.config.get(key)
         if isinstance(value, (list, tuple)):
             if len(value) != 2:
-                raise self.bad(f"{key} must be one or two numbers, not {list(value)!r}")
+                raise self.bad(f"{key} must be one or two numbers, not {shown(list(value))}")
             sides = [Fields({key: side}, self.where).whole(key) for side in value]
             return sides[0], sides[1]
         side = self.whole(key, default=default)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from reprlib import repr as shown
 from typing import Any, Final
 
 from ranktop.budget.model import BadInput, Model
@@ -52,12 +53,13 @@ def model_of(config: Mapping[str, Any], name: str = "") -> Model:
     text = config.get("text_config")
     if kind not in _READERS and isinstance(text, Mapping):
         inner = text.get("model_type") or _TEXT_OF.get(kind)
-        model = model_of({**text, "model_type": inner}, name)
+        own = {key: value for key, value in text.items() if key != "text_config"}
+        model = model_of({**own, "model_type": inner}, name)
         model.options["text_only"] = True
         return model
     reader = _READERS.get(kind)
     if reader is None:
-        raise fields.bad(f"unknown model_type {kind!r}; known are {', '.join(sorted(_READERS))}")
+        raise fields.bad(f"unknown model_type {shown(kind)}; known are {', '.join(sorted(_READERS))}")
     return reader(fields, kind, name)
 
 
@@ -75,7 +77,7 @@ def _kind(config: Mapping[str, Any], where: str) -> str:
     if kind is None:
         raise BadInput(f"{where}: model_type is missing; known are {', '.join(sorted(_READERS))}")
     if not isinstance(kind, str):
-        raise BadInput(f"{where}: model_type must be a text, not {kind!r}")
+        raise BadInput(f"{where}: model_type must be a text, not {shown(kind)}")
     return kind
 
 
