@@ -26,8 +26,10 @@ PUBLISHED = {
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,
     "mistral-7b": 7_241_732_096,
+    "mistral-7b-v0.3": 7_248_023_552,
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_620_634_112,
+    "mixtral-8x22b-instruct": 140_630_071_296,
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-7b": 7_615_616_512,
     "qwen2.5-72b": 72_706_203_648,
@@ -86,6 +88,10 @@ def test_every_name_is_checked_by_one_of_the_two() -> None:
         ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b"),
         ("meta-llama/Llama-2-70b-chat-hf", "llama-2-70b"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b"),
+        ("mistralai/Mistral-7B-v0.3", "mistral-7b-v0.3"),
+        ("mistralai/Mixtral-8x22B-Instruct-v0.1", "mixtral-8x22b-instruct"),
+        ("llama3-8b", "llama-3-8b"),
         ("Qwen/Qwen3-8B-Base", "qwen3-8b"),
         ("google-bert/bert-base-uncased", "bert-base"),
         ("google-t5/t5-base", "t5-base"),
@@ -97,8 +103,8 @@ def test_a_model_is_found_as_its_hub_calls_it(spelling: str, name: str) -> None:
 
 
 def test_an_unknown_name_is_refused_with_close_ones() -> None:
-    with pytest.raises(BadInput, match=r"^unknown model 'llama3-8b'; did you mean llama-3-8b or "):
-        find("llama3-8b")
+    with pytest.raises(BadInput, match=r"^unknown model 'lama-3-8b'; did you mean llama-3-8b or "):
+        find("lama-3-8b")
     with pytest.raises(BadInput, match=r"^unknown model 'zzz'; known are gpt2, "):
         find("zzz")
     with pytest.raises(BadInput, match="unknown model ''"):

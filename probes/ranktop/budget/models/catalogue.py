@@ -62,8 +62,10 @@ _CONFIGS: Final[dict[str, Config]] = {
     "llama-3.2-1b": _config("llama", 16, 2048, 32, 8, 8192, 128256, 131072, **_TIED),
     "llama-3.2-3b": _config("llama", 28, 3072, 24, 8, 8192, 128256, 131072, **_TIED),
     "mistral-7b": _config("mistral", 32, 4096, 32, 8, 14336, 32000, 32768),
+    "mistral-7b-v0.3": _config("mistral", 32, 4096, 32, 8, 14336, 32768, 32768),
     "mixtral-8x7b": _config("mixtral", 32, 4096, 32, 8, 14336, 32000, 32768, num_local_experts=8),
     "mixtral-8x22b": _config("mixtral", 56, 6144, 48, 8, 16384, 32000, 65536, num_local_experts=8),
+    "mixtral-8x22b-instruct": _config("mixtral", 56, 6144, 48, 8, 16384, 32768, 65536, num_local_experts=8),
     "qwen2.5-0.5b": _config("qwen2", 24, 896, 14, 2, 4864, 151936, 32768, **_TIED),
     "qwen2.5-7b": _config("qwen2", 28, 3584, 28, 4, 18944, 152064, 131072),
     "qwen2.5-72b": _config("qwen2", 80, 8192, 64, 8, 29568, 152064, 131072),
@@ -115,7 +117,7 @@ _ALIASES: Final = {
     "vit-huge-patch14-224": "vit-h-14", "phi-3-mini-4k": "phi-3-mini", "mt-nlg-530b": "megatron-530b",
 }  # fmt: skip
 
-_ENDINGS: Final = re.compile(r"-(instruct|chat|hf|it|base|v\d\.\d|\d{4})$")
+_ENDINGS: Final = re.compile(r"-(instruct|chat|hf|it|base|v0\.[12]|\d{4})$")
 
 
 def names() -> tuple[str, ...]:
@@ -143,7 +145,8 @@ def find(name: str) -> Model:
 
 def _spellings(name: str) -> list[str]:
     """Return a name without owner and case, then also without the endings that say nothing about the shape."""
-    found = [name.strip().lower().rsplit("/", 1)[-1].replace("_", "-").removeprefix("meta-")]
+    plain = name.strip().lower().rsplit("/", 1)[-1].replace("_", "-").removeprefix("meta-")
+    found = [re.sub(r"^(llama|gemma|phi)(\d)", r"\1-\2", plain)]
     while (shorter := _ENDINGS.sub("", found[-1])) != found[-1]:
         found.append(shorter)
     return found

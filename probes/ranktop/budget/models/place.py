@@ -71,24 +71,25 @@ class _Builder:
         self._units += 1
         for section in chunk:
             template = [kind for tensor in section.tensors for kind in _kinds(tensor, self.model, self.plan)]
+            distinct = list(dict.fromkeys(template))
+            pattern = [distinct.index(one) for one in template]
             self.buffer_bytes += section.buffer_bytes * section.count
-            if section.first is None or not self.by_unit:
-                self._add(template, root if self.by_unit else 0, section.count)
+            if section.first is not None and self.by_unit:
+                self._add_units(distinct, pattern, section.count)
                 continue
-            for _ in range(section.count):
-                self._add(template, self._units, 1)
-                self._units += 1
+            places = [self._place(one.kind(root if self.by_unit else 0)) for one in distinct]
+            self.order += [places[i] for i in pattern] * section.count
 
-    def _add(self, template: list[_Template], unit: int, times: int) -> None:
-        known: dict[_Template, int] = {}
-        for one in template:
-            if one not in known:
-                known[one] = self._place(one.kind(unit))
-        self.order += [known[one] for one in template] * times
+    def _add_units(self, distinct: list[_Template], pattern: list[int], blocks: int) -> None:
+        """Add blocks that are a unit each: their kinds are new by construction, and need not be looked up."""
+        for unit in range(self._units, self._units + blocks):
+            start = len(self.kinds)
+            self.kinds += [one.kind(unit) for one in distinct]
+            self.order += [start + i for i in pattern]
+        self._units += blocks
 
     def _place(self, kind: Kind) -> int:
-        # A kind of a block's own unit is new by construction; to look it up would cost most of the whole call.
-        place = len(self.kinds) if self.by_unit and kind.unit > 0 else self._index.setdefault(kind, len(self.kinds))
+        place = self._index.setdefault(kind, len(self.kinds))
         if place == len(self.kinds):
             self.kinds.append(kind)
         return place
