@@ -130,14 +130,14 @@ class ReferenceGpt(nn.Module):
 class HuggingFace(nn.Module):
     """A model of transformers that computes its own loss; its output object lives until backward, as in a script."""
 
-    def __init__(self, model: nn.Module, checkpointing: str = "none") -> None:
+    def __init__(self, model: nn.Module, checkpointing: str = "none", *, cache: bool = False) -> None:
         super().__init__()
         self.model = model.train()
+        model.config.use_cache = cache  # type: ignore[union-attr]
         if checkpointing != "none":
             kwargs: dict[str, Any] = {"use_reentrant": False}
             if checkpointing == "selective":
                 kwargs["context_fn"] = keep_products
-            model.config.use_cache = False  # type: ignore[union-attr]
             model.activation_checkpointing_enable(kwargs)  # type: ignore[operator]
         self.output: Any = None
 

@@ -11,8 +11,11 @@ def fused(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:
     """``scaled_dot_product_attention`` as flash kernels run it: keeps q, k, v, its result and the logsumexp.
 
     q and result of [b, s, a d], k and v of [b, s, k d] (grouped queries stay unexpanded: transformers passes
-    ``enable_gqa`` where there is no mask and d <= 256), logsumexp of [b, a, s] in float32; nothing of s x s.
+    ``enable_gqa`` where there is no mask and d <= 256), logsumexp of [b, a, s] in float32; nothing of s x s. The CPU's
+    kernel has no dropout: there the operation is written out.
     """
+    if tape.host and shape.attention_dropout:
+        return _written_out(tape, shape, q, k, v)
     q, k, v = lowered(tape, q), lowered(tape, k), lowered(tape, v)
     logsumexp = tape.new(shape.batch * shape.heads * shape.sequence, FULL, needs_grad=False)
     out = tape.new(q.numel, q.width)
@@ -20,18 +23,27 @@ def fused(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:
     return out
 
 
-def core(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:
-    """Attention as transformers runs it: eager, or fused; with the key/value cache that its models fill in training.
+def core(tape: Tape, shape: Shape, q: Value, k: Value, v: Value, *, full: bool = True) -> Value:
+    """Attention as transformers runs it: eager, or fused; with the key/value cache where the model fills one.
 
-    The cache (``use_cache``, on by default and off under checkpointing) joins keys and values into copies, which
-    attention reads; it lives as long as the output object.
+    ``use_cache`` (the config's default; Trainer and checkpointing switch it off) joins keys and values into copies,
+    which attention reads; they live as long as the output object.
     """
     if shape.cache:
         k, v = copy(tape, k), copy(tape, v)
         tape.hold(k, v)
     if shape.attention == "eager":
-        return added(tape, shape, q, k, v)
+        return added(tape, shape, q, k, v, full=full)
     return fused(tape, shape, q, k, v)
+
+
+def _written_out(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:
+    """``_scaled_dot_product_attention_math``: q and k scaled into copies, softmax and dropout of [b, a, s, s]."""
+    q, k, v = lowered(tape, q), lowered(tape, k), lowered(tape, v)
+    scores = shape.batch * shape.heads * shape.sequence**2
+    weights = matmul(tape, scale(tape, q), scale(tape, k), scores)
+    weights = dropout(tape, softmax(tape, weights), shape.attention_dropout)
+    return copy(tape, matmul(tape, weights, copy(tape, v), q.numel))
 
 
 def masked(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:

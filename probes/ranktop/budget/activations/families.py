@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ranktop.budget.activations import gpt, llama
+from ranktop.budget.activations import gpt, gpt2, llama
 from ranktop.budget.activations.family import Family
 from ranktop.budget.model import NoRule
 
@@ -17,6 +17,19 @@ FAMILIES: Final[dict[str, Family]] = {
         tables=llama.tables,
         kinds=llama.kinds,
         rule="Llama-like decoders of transformers 5.24",
+    ),
+    "gpt2": Family(
+        before=gpt2.before_gpt2,
+        block=gpt2.block_gpt2,
+        after=gpt2.after,
+        rule="GPT-2 of transformers 5.24",
+    ),
+    "gpt-neox": Family(
+        before=gpt2.before,
+        block=gpt2.block_neox,
+        after=gpt2.after,
+        tables=lambda tape, shape, x: llama.tables(tape, shape, x, 0.25),
+        rule="GPT-NeoX of transformers 5.24",
     ),
 }
 """Family -> its operations."""

@@ -15,8 +15,10 @@ from ranktop.budget.models.section import flag
 def before(tape: Tape, shape: Shape, tokens: Value) -> Value:
     """Token and position embeddings: the sum is the first block's input; positions are indices of [s]."""
     model = shape.model
-    x = embedding(tape, tokens, model.vocab // shape.tensor, shape.hidden, shape.width, trainable=shape.trainable)
-    places = tape.new(shape.sequence, 8, needs_grad=False)
+    x = embedding(tape, tokens, -(-model.vocab // shape.tensor), shape.hidden, shape.width, trainable=shape.trainable)
+    x = reduce(tape, shape, x)
+    slices = shape.tensor if shape.gathered else 1
+    places = tape.new(shape.sequence // slices, 8, needs_grad=False)
     learned = embedding(tape, places, model.positions, shape.hidden, shape.width, trainable=shape.trainable)
     return dropout(tape, add(tape, x, learned), shape.dropout)
 

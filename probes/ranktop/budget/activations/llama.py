@@ -21,21 +21,29 @@ def before(tape: Tape, shape: Shape, tokens: Value) -> Value:
     return scale(tape, x) if flag(shape.model, "embedding_scale") else x
 
 
-def tables(tape: Tape, shape: Shape, x: Value) -> Tables:
+def tables(tape: Tape, shape: Shape, x: Value, share: float = 1.0) -> Tables:
     """cos and sin of [1, s, d] in the residual stream's dtype, shared by all blocks (Gemma 3 has two pairs).
 
     Checkpointed blocks keep their other arguments too: position indices, and for eager attention its additive mask of
     [b, 1, s, s] in the stream's dtype (fused attention gets none).
     """
-    width = int(shape.head_dim * float(shape.model.options.get("rotary", 1.0)))
+    width = int(shape.head_dim * float(shape.model.options.get("rotary", share)))
     pairs = size(shape.model, "rotary_tables", 1)
     with tape.part("rotary tables"):
         found = [tape.new(shape.sequence * width, x.width, needs_grad=False, kind=SHARED) for _ in range(2 * pairs)]
-    if shape.checkpointed:
-        with tape.part("positions and mask"):
+    return (*found, *arguments(tape, shape, x))
+
+
+def arguments(tape: Tape, shape: Shape, x: Value, *, positions: bool = True) -> Tables:
+    """What checkpointed blocks of transformers keep besides their input: positions of [s], eager attention's mask."""
+    if not shape.checkpointed:
+        return ()
+    found = []
+    with tape.part("positions and mask"):
+        if positions:
             found.append(tape.new(shape.sequence, 8, needs_grad=False, kind=SHARED))
-            if shape.attention == "eager":
-                found.append(tape.new(shape.batch * shape.sequence**2, x.width, needs_grad=False, kind=SHARED))
+        if shape.attention == "eager":
+            found.append(tape.new(shape.batch * shape.sequence**2, x.width, needs_grad=False, kind=SHARED))
     return tuple(found)
 
 
@@ -112,10 +120,10 @@ def _qkv(tape: Tape, shape: Shape, x: Value) -> tuple[Value, Value, Value]:
     return q, k, v
 
 
-def rotate(tape: Tape, x: Value, tables: Tables, part: float = 1.0) -> Value:
+def rotate(tape: Tape, x: Value, tables: Tables, part: float = 1.0, *, joined: bool = False) -> Value:
     """``x * cos + rotate_half(x) * sin``: keeps only the tables; the wider dtype wins (fp32 under autocast).
 
-    Where only a part of each head turns, the rest is joined to it again by a copy.
+    Where only a part of each head turns, the rest is joined to it again by a copy (GPT-NeoX: always).
     """
     cos, sin = tables[0], tables[1]
     turned = x
@@ -123,7 +131,7 @@ def rotate(tape: Tape, x: Value, tables: Tables, part: float = 1.0) -> Value:
         turned = view(tape, x, int(x.numel * part))[0]
     half = scale(tape, turned)
     out = add(tape, multiply(tape, turned, cos), multiply(tape, half, sin))
-    return out if part == 1 else tape.apply((x, out), x.numel, out.width)
+    return out if part == 1 and not joined else tape.apply((x, out), x.numel, out.width)
 
 
 def gated(tape: Tape, shape: Shape, x: Value, ffn: int) -> Value:

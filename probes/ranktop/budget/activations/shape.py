@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ranktop.budget.model import Model, NoRule
+from ranktop.budget.models.section import flag
 from ranktop.budget.plan import Lora, Plan
 from ranktop.budget.terms import DTYPE_BYTES
 
@@ -88,5 +89,5 @@ def local(model: Model, plan: Plan) -> Shape:
         lora=plan.lora,
         experts=plan.layout.expert,
         checkpointed=(plan.checkpointing or "none") != "none",
-        cache=plan.loss == "hf" and (plan.checkpointing or "none") == "none",
+        cache=flag(model, "use_cache") and (plan.checkpointing or "none") == "none",
     )
