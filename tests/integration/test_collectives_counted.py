@@ -34,10 +34,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from ranktop.budget.communication import collectives
+from ranktop.budget.config_lines import config_lines
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.model import Model
 from ranktop.budget.models.place import inventory as placed
-from ranktop.budget.plan import Batch, Layout, Plan
+from ranktop.budget.plan import Batch, Fsdp, Layout, Plan, Precision
 from ranktop.probes.model import ModelProbe
 from ranktop.probes.strategy import Seen, detect
 
@@ -196,6 +197,21 @@ def test_fsdp1_hybrid(world: None, strategy: ShardingStrategy) -> None:
     groups = (mesh.get_group("inner"), mesh.get_group("outer"))
     seen, inventory, plan = counted(flat(strategy, groups=groups), 2, True)
     assert expected(inventory, plan) == seen
+
+
+@pytest.mark.parametrize("sharding", ["full", "grad-op", "hybrid"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_code_for_a_plan_does_what_the_plan_says(world: None, sharding: str, checkpointing: str) -> None:
+    layout = Layout(world_size=WORLD, replicate=2, shard=2) if sharding == "hybrid" else Layout(shard=WORLD)
+    wanted = Plan(strategy="fsdp2", layout=layout, fsdp=Fsdp(sharding=sharding), checkpointing=checkpointing,
+                  precision=Precision(compute="bfloat16", reduce="float32"), batch=Batch(accumulation=2),
+                  unsharded_gradients_at=("forward_end",))  # fmt: skip
+    model: Any = Small()
+    model.layers = model.blocks
+    names = {"model": model}
+    exec("\n".join(config_lines(wanted, "code")).replace("cuda", "cpu"), names)
+    seen, inventory, plan = counted(names["model"], 2, True)
+    assert expected(inventory, wanted) == expected(inventory, plan) == seen
 
 
 LAYERS, WIDTH, VOCAB, LENGTH = 3, 16, 32, 8

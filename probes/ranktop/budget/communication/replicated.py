@@ -71,7 +71,7 @@ def ddp(step: Step) -> Iterator[Collective]:
     options = step.plan.ddp or Ddp()
     if step.inventory.buffer_bytes:
         yield Collective(
-            kind="broadcast", group=step.replicas, bytes=step.inventory.buffer_bytes, axis="replicate",
+            kind="broadcast", group=step.plan.layout.replicate, bytes=step.inventory.buffer_bytes, axis="replicate",
             phase="forward", what="module buffers, from rank 0",
             rule="DDP: broadcast_buffers, torch/nn/parallel/distributed.py",
         )  # fmt: skip
