@@ -17,8 +17,9 @@ _V_SHAPED: Final = ("zbv", "dualpipe-v")
 def chunk_layers(layers: int, chunks: int) -> list[range]:
     """Return the blocks of every chunk, in order; what is left over goes one each to the first chunks.
 
-    So do DeepSpeed's uniform partition (deepspeed/runtime/utils.py ``partition_uniform``) and torchtitan; Megatron
-    asks for an even split. Raises BadInput when there are more chunks than blocks.
+    So does DeepSpeed's uniform partition (deepspeed/runtime/utils.py ``partition_uniform``). Megatron asks for an even
+    split unless it is told otherwise; torchtitan counts embedding and head as a block each, which leaves the ends fewer.
+    Raises BadInput when there are more chunks than blocks.
     """
     if chunks > layers:
         raise BadInput(f"a pipeline of {chunks} chunks needs at least {chunks} layers, this model has {layers}")
