@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from case_table import Case, NotAsked, answers
 
+from ranktop.budget.activations import published
 from ranktop.budget.activations.closed import activations
 from ranktop.budget.expected import expected
 from ranktop.budget.model import Model
@@ -137,3 +138,35 @@ def backward_peak(case: Case) -> float:
     found = expected(inventory(model, plan), plan, activations(model, plan), runtime=Amount(0, "not counted"))
     sizes = [amount.bytes for category, amount in found.at("backward").items() if category != "parameters"]
     return float(sum(size or 0 for size in sizes))
+
+
+def korthikanti(inputs: dict[str, Any]) -> tuple[Model, Plan]:
+    """A model of the paper's Table 3 under one of its methods."""
+    method = inputs.get("method", "no parallelism")
+    model = Model(
+        family="gpt", layers=inputs.get("L", 1), hidden=inputs["h"], heads=inputs["a"], kv_heads=inputs["a"],
+        head_dim=inputs["h"] // inputs["a"], ffn=4 * inputs["h"], dropout=0.1, vocab=51200, positions=inputs["s"],
+    )  # fmt: skip
+    ranks = inputs.get("tp", 1)
+    plan = Plan(
+        stack="megatron",
+        layout=Layout(world_size=ranks, tensor=ranks),
+        precision=PRECISIONS["bf16"],
+        batch=Batch(micro_batch=inputs.get("b", 1), sequence_length=inputs["s"]),
+        checkpointing="full" if "full" in method else "selective" if "selective" in method else "none",
+        sequence_parallel="megatron" if "SP" in method else "",
+        attention="eager",
+    )
+    return model, plan
+
+
+@answers("Korthikanti et al. arXiv:2205.05198", "activation_bytes_per_layer")
+def published_layer(case: Case) -> float:
+    """The paper's formula, which the product shows beside its own number."""
+    return published.layer(*korthikanti(case.inputs))
+
+
+@answers("Korthikanti et al. sec 5", "5as/h")
+def published_core(case: Case) -> float:
+    """The core's share in units of s b h."""
+    return published.core(*korthikanti(case.inputs)) / (case.inputs["s"] * case.inputs["h"])
