@@ -18,7 +18,7 @@ def chunk_layers(layers: int, chunks: int) -> list[range]:
     """Return the blocks of every chunk, in order; what is left over goes one each to the first chunks.
 
     So does DeepSpeed's uniform partition (deepspeed/runtime/utils.py ``partition_uniform``). Megatron asks for an even
-    split unless it is told otherwise; torchtitan counts embedding and head as a block each, which leaves the ends fewer.
+    split unless it is told otherwise; torchtitan counts embedding and head as a block each, so the ends have fewer.
     Raises BadInput when there are more chunks than blocks.
     """
     if chunks > layers:
