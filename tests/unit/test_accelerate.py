@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ranktop.budget import deepspeed
 from ranktop.budget.accelerate import read_accelerate
 from ranktop.budget.config import Setup
 from ranktop.budget.config_lines import KINDS, config_lines, deepspeed_json, kinds_for
@@ -355,16 +356,14 @@ def test_what_accelerate_cannot_say_goes_into_a_file() -> None:
 
 @pytest.mark.parametrize("name", [name for name, each in PLANS.items() if each.zero is not None])
 def test_deepspeed_takes_the_json(name: str) -> None:
-    pytest.importorskip("deepspeed")
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-
+    zero_config = pytest.importorskip("deepspeed.runtime.zero.config")
     wanted = PLANS[name].zero
     assert wanted is not None
     text = "\n".join(config_lines(PLANS[name], "deepspeed"))
     data = yaml.safe_load(text)
     assert data == deepspeed_json(PLANS[name])
     assert data["train_batch_size"] == 2 * 3 * 8
-    zero = DeepSpeedZeroConfig(**data["zero_optimization"])
+    zero = zero_config.DeepSpeedZeroConfig(**data["zero_optimization"])
     assert zero.stage == wanted.stage
     assert zero.reduce_bucket_size == wanted.reduce_bucket_size
     assert zero.prefetch_bucket_size == wanted.prefetch_bucket_size
@@ -379,6 +378,24 @@ def test_deepspeed_takes_the_json(name: str) -> None:
     if zero.offload_param is not None and wanted.offload_parameters == "nvme":
         assert zero.offload_param.buffer_count == wanted.nvme_buffer_count
         assert zero.offload_param.max_in_cpu == wanted.max_in_cpu
+
+
+@pytest.mark.parametrize("name", [name for name, each in PLANS.items() if each.zero is not None])
+def test_deepspeed_json_is_read_back(name: str) -> None:
+    wanted = PLANS[name]
+    text = "\n".join(config_lines(wanted, "deepspeed"))
+    found = deepspeed.plan_pieces(deepspeed.read(text), world_size=8)
+    assert found.zero == wanted.zero
+    assert (found.precision.parameters, found.precision.master) == ("bfloat16", "float32")
+    assert (found.micro_batch, found.accumulation, found.train_batch) == (2, 3, 48)
+    assert found.unknown == ()
+
+
+def test_autocast_under_deepspeed() -> None:
+    wanted = plan(strategy="zero2", zero=Zero(stage=2), precision=Precision(autocast="bfloat16"))
+    found = deepspeed.plan_pieces(deepspeed.read("\n".join(config_lines(wanted, "deepspeed"))), world_size=8)
+    assert found.precision_name == "amp-bf16"
+    assert "  deepspeed_config_file: ds_config.json" in config_lines(wanted, "accelerate")
 
 
 def test_code_for_ddp() -> None:

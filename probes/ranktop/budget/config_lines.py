@@ -72,12 +72,15 @@ def deepspeed_json(plan: Plan) -> dict[str, Any]:
         found["train_micro_batch_size_per_gpu"] = batch.micro_batch
     found["gradient_accumulation_steps"] = accumulation
     half = _half(plan)
-    if half:
+    autocast = plan.precision.autocast
+    if autocast is not None and plan.precision.parameters == "float32":
+        found["torch_autocast"] = {"enabled": True, "dtype": autocast}
+    elif half:
         found[half] = {"enabled": True}
     if plan.zero.communication_dtype is not None:
         short = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
         found["communication_data_type"] = short[plan.zero.communication_dtype]
-    if plan.zero.gradient_dtype == "float32" and half:
+    if plan.zero.gradient_dtype == "float32" and plan.precision.parameters != "float32":
         found["data_types"] = {"grad_accum_dtype": "fp32"}
     found["zero_optimization"] = _zero_section(plan.zero)
     return found
@@ -163,7 +166,8 @@ def _deepspeed_section(plan: Plan) -> dict[str, Any]:
     told = {"stage", "overlap_comm", "offload_optimizer", "offload_param", "stage3_gather_16bit_weights_on_model_save"}
     whole = deepspeed_json(plan)
     plain = zero.overlap_comm == (zero.stage == 3) and zero.pin_memory
-    if not plain or set(whole["zero_optimization"]) - told or {"communication_data_type", "data_types"} & set(whole):
+    more = {"communication_data_type", "data_types", "torch_autocast"} & set(whole)
+    if not plain or more or set(whole["zero_optimization"]) - told:
         return {"deepspeed_config_file": "ds_config.json"}
     found: dict[str, Any] = {
         "zero_stage": zero.stage,
