@@ -86,7 +86,9 @@ def test_every_case_of_an_answer_made_by_hand() -> None:
     assert (ddp["fits"], ddp["headroom"], ddp["max_micro_batch"]) == (False, -33 * G, 0)
     assert ddp["comm_bytes_per_step"]["broadcast"] == 6 * G
     assert ddp["seconds_at_least"] == pytest.approx(6 * G / 50e9)
-    assert ddp["confidence"]["parameters"] == {"within": 0.0, "guessed_bytes": 0, "words": "exact"}
+    assert ddp["confidence"]["parameters"] == {
+        **{"within": 0.0, "guessed_bytes": 0, "slack_bytes": 0, "words": "exact"}
+    }
     assert ddp["confidence"]["runtime"]["guessed_bytes"] == G // 2
     assert ddp["confidence"]["total"]["within"] == pytest.approx(0.03 * 12.5 / 113)
     assert tp["refused"].startswith("3 GPUs")

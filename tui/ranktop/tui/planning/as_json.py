@@ -214,7 +214,7 @@ def _confidence(row: Row) -> dict[str, dict[str, Any]]:
 
 
 def _band(band: bands.Band) -> dict[str, Any]:
-    return {"within": band.within, "guessed_bytes": band.guessed, "words": band.words()}
+    return {"within": band.within, "guessed_bytes": band.guessed, "slack_bytes": band.slack, "words": band.words()}
 
 
 def _parts(amount: Amount) -> list[dict[str, Any]]:

@@ -16,6 +16,8 @@ class Band:
     """Relative error; 0 = exact, None = nothing is known."""
     guessed: int = 0
     """Bytes of it that are a guess, for which ``within`` does not speak."""
+    slack: int = 0
+    """Bytes that a right measurement may show beside it: padding, or copies that a script may keep or not."""
 
     def words(self) -> str:
         """Return the band in words: ``exact``, ``within 3 %``, ``within 3 % but for 1.2 GiB guessed``."""
@@ -43,8 +45,8 @@ def of(amount: Amount) -> Band:
     if amount.bytes is None:
         return Band(None)
     if amount.within is None:
-        return Band(0.0, amount.bytes)
-    return Band(amount.within + (amount.slack / amount.bytes if amount.bytes else 0.0))
+        return Band(0.0, amount.bytes, amount.slack)
+    return Band(amount.within, slack=amount.slack)
 
 
 def of_sum(amounts: Mapping[str, Amount]) -> Band:
@@ -53,5 +55,5 @@ def of_sum(amounts: Mapping[str, Amount]) -> Band:
         return Band(None)
     total = sum(amount.bytes or 0 for amount in amounts.values())
     guessed = sum(amount.bytes or 0 for amount in amounts.values() if amount.within is None)
-    error = sum((amount.within or 0.0) * (amount.bytes or 0) + amount.slack for amount in amounts.values())
-    return Band(error / total if total else 0.0, guessed)
+    error = sum((amount.within or 0.0) * (amount.bytes or 0) for amount in amounts.values())
+    return Band(error / total if total else 0.0, guessed, sum(amount.slack for amount in amounts.values()))

@@ -1,16 +1,29 @@
-"""What a DeepSpeed or Accelerate config says about a run, beside the flags."""
+"""What a DeepSpeed, Accelerate, Trainer or torchtitan config says about a run, beside the flags."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ranktop.budget.model import BadInput
-from ranktop.budget.plan import Fsdp, OptimizerPlan, Zero
-from ranktop.tui.planning.flags import Flags
+from ranktop.budget.model import BadInput, Model
+from ranktop.budget.plan import OptimizerPlan, Zero
+from ranktop.tui.planning.files import shown, text_of, toml_of, yaml_of
+
+if TYPE_CHECKING:
+    from ranktop.budget.config import Setup
+    from ranktop.budget.deepspeed import DeepSpeedConfig, Pieces
+    from ranktop.tui.planning.flags import Flags
 
 Value = TypeVar("Value")
+Numbers = Mapping[str, int | None]
+
+_TORCH_NAMES: Final = {
+    "FusedAdam": "AdamW", "DeepSpeedCPUAdam": "AdamW", "FusedLion": "Lion", "DeepSpeedCPULion": "Lion",
+    "DeepSpeedCPUAdagrad": "Adagrad",
+}  # fmt: skip
+"""DeepSpeed's own classes -> what a strategy without DeepSpeed runs instead; the others get DeepSpeed's back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,40 +34,132 @@ class Given:
     """Its name, for complaints."""
     own: str | None = None
     """The strategy that it asks for."""
+    setup: Setup | None = None
     zero: Zero | None = None
-    fsdp: Fsdp | None = None
-    precision: str | None = None
     optimizer: OptimizerPlan | None = None
-    micro_batch: int | None = None
-    accumulation: int | None = None
-    global_batch: int | None = None
-    world_size: int | None = None
-    gpus_per_node: int | None = None
-    checkpointing: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """What ``agreed`` compares with the flags, by the flag's name."""
     notes: tuple[str, ...] = ()
     """Keys that are not known or make no difference, one line each."""
 
-    def agreed(self, flag: str, typed: Value | None, here: Value | None, default: Value) -> Value:
+    def agreed(self, flag: str, typed: Value | None, default: Value) -> Value:
         """Return what flag and file say together, the default when neither does. Raises BadInput when they differ."""
+        here: Value | None = self.values.get(flag)
         if typed is not None and here is not None and typed != here:
             raise BadInput(f"{flag} {typed} contradicts {self.file}, which says {here}; leave one out")
         return typed if typed is not None else here if here is not None else default
 
 
-def given(flags: Flags) -> Given:
+def given(flags: Flags, numbers: Numbers, model: Model) -> Given:
     """Return what the config file says. Raises BadInput."""
     if flags.deepspeed is not None and flags.accelerate is not None:
         raise BadInput("--deepspeed and --accelerate both say how it is sharded; leave one out")
     if flags.deepspeed is not None:
-        return _deepspeed(Path(flags.deepspeed).expanduser(), flags)
+        path = Path(flags.deepspeed).expanduser()
+        config = _read_deepspeed("--deepspeed", path)
+        world = numbers["world_size"] or _world(config.values, numbers)
+        return _with_deepspeed(Given(file=shown(path)), config, flags, numbers, model, world)
     if flags.accelerate is not None:
-        return _accelerate(Path(flags.accelerate).expanduser(), flags)
+        return _accelerate(Path(flags.accelerate).expanduser(), flags, numbers, model)
     return Given()
 
 
-def _deepspeed(path: Path, flags: Flags) -> Given:
-    raise NotImplementedError
+def _read_deepspeed(flag: str, path: Path) -> DeepSpeedConfig:
+    from ranktop.budget.deepspeed import read
+
+    text = text_of(flag, path)
+    try:
+        return read(text, shown(path))
+    except BadInput as error:
+        told = str(error)
+        raise BadInput(told if shown(path) in told else f"{shown(path)}: {told}") from None
 
 
-def _accelerate(path: Path, flags: Flags) -> Given:
-    raise NotImplementedError
+def _world(values: Mapping[str, Any], numbers: Numbers) -> int | None:
+    """Return the GPUs that the three batch numbers of a DeepSpeed config imply, None when they do not."""
+    from ranktop.budget.deepspeed_batch import MICRO, STEPS, TRAIN
+
+    train, micro, steps = (values.get(key) for key in (TRAIN, MICRO, STEPS))
+    if not all(isinstance(number, int) and number > 0 for number in (train, micro, steps)):
+        return None
+    data = train // (micro * steps) if train % (micro * steps) == 0 else 0  # type: ignore[operator]
+    return data * _model_parallel(numbers) or None
+
+
+def _model_parallel(numbers: Numbers) -> int:
+    return (numbers["tp"] or 1) * (numbers["pp"] or 1) * (numbers["cp"] or 1)
+
+
+def _with_deepspeed(
+    base: Given, config: DeepSpeedConfig, flags: Flags, numbers: Numbers, model: Model, world: int | None
+) -> Given:
+    """Return what a DeepSpeed config adds; ``auto`` is what the flags say, as a trainer's arguments would."""
+    from ranktop.budget.deepspeed import Run, plan_pieces
+
+    data = None if world is None else max(1, world // _model_parallel(numbers))
+    known = Run(
+        micro_batch=numbers["micro_batch"], accumulation=numbers["grad_accum"], precision=flags.precision or "bf16"
+    )
+    pieces = plan_pieces(config, world_size=data, model=model if model.family else None, run=known)
+    optimizer = pieces.optimizer
+    if optimizer is not None and optimizer.name in _TORCH_NAMES:
+        optimizer = OptimizerPlan(name=_TORCH_NAMES[optimizer.name], count=1, options=optimizer.options)
+    values = {
+        "--precision": pieces.precision_name,
+        "--micro-batch": pieces.micro_batch,
+        "--grad-accum": pieces.accumulation,
+        "--world-size": world,
+    }
+    return Given(
+        file=base.file,
+        own=pieces.strategy,
+        setup=base.setup,
+        zero=pieces.zero if pieces.zero.stage else None,
+        optimizer=optimizer,
+        values={**base.values, **{flag: value for flag, value in values.items() if value is not None}},
+        notes=(*base.notes, *_told(pieces)),
+    )
+
+
+def _told(pieces: Pieces) -> tuple[str, ...]:
+    return (*(f"no key {key!r} is known to DeepSpeed" for key in pieces.unknown), *pieces.notes)
+
+
+def _accelerate(path: Path, flags: Flags, numbers: Numbers, model: Model) -> Given:
+    from ranktop.budget.accelerate import read_accelerate
+
+    data = toml_of("--accelerate", path) if path.suffix == ".toml" else yaml_of("--accelerate", path)
+    setup = read_accelerate(data, shown(path))
+    values = {
+        "--precision": setup.precision,
+        "--micro-batch": setup.micro_batch,
+        "--grad-accum": setup.accumulation,
+        "--world-size": setup.world_size,
+        "--gpus-per-node": setup.gpus_per_node,
+        "--seq-len": setup.sequence_length,
+        "--checkpointing": setup.checkpointing,
+        "--dp": setup.data,
+        "--tp": setup.tensor,
+        "--pp": setup.pipeline,
+        "--cp": setup.context,
+        "--ep": setup.expert,
+        "--stack": setup.stack or None,
+    }
+    found = Given(
+        file=shown(path),
+        own=setup.strategy or None,
+        setup=setup,
+        values={flag: value for flag, value in values.items() if value is not None},
+        notes=(*(f"no key {key!r} is known" for key in setup.unknown), *setup.notes),
+    )
+    world = found.agreed("--world-size", numbers["world_size"], None)
+    if setup.deepspeed_file:
+        beside = path.parent / Path(setup.deepspeed_file).expanduser()
+        config = _read_deepspeed(f"--accelerate {shown(path)}: deepspeed_config_file", beside)
+        return _with_deepspeed(found, config, flags, numbers, model, world)
+    if setup.deepspeed is not None:
+        from ranktop.budget.deepspeed import DeepSpeedConfig
+
+        config = DeepSpeedConfig(values=setup.deepspeed, where=shown(path))
+        return _with_deepspeed(found, config, flags, numbers, model, world)
+    return found

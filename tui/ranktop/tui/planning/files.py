@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,6 +66,20 @@ def yaml_of(flag: str, path: Path) -> Mapping[str, Any]:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise BadInput(f"{flag} {shown(path)}: invalid YAML: {' '.join(str(error).split())}") from None
     return _mapping(flag, path, found, "keys with values")
+
+
+def toml_of(flag: str, path: Path) -> Mapping[str, Any]:
+    """Return the table of a TOML file. Raises BadInput with line and column."""
+    try:
+        toml = import_module("tomllib")
+    except ImportError:
+        raise BadInput(f"{flag} {shown(path)}: TOML needs Python 3.11; write it as YAML or JSON") from None
+    try:
+        return _mapping(flag, path, toml.loads(text_of(flag, path)), "keys with values")
+    except toml.TOMLDecodeError as error:
+        raise BadInput(f"{flag} {shown(path)}: invalid TOML: {error}") from None
+    except RecursionError:
+        raise BadInput(f"{flag} {shown(path)}: invalid TOML: nested too deeply") from None
 
 
 class _Double(Exception):

@@ -11,7 +11,7 @@ from ranktop.budget.model import BadInput
 from ranktop.budget.optimizer_names import by_name
 from ranktop.budget.plan import OptimizerPlan
 from ranktop.budget.run import PRECISIONS, STRATEGIES, Run
-from ranktop.tui.planning.configs import Given
+from ranktop.tui.planning.configs import Given, Numbers
 from ranktop.tui.planning.configs import given as configs_of
 from ranktop.tui.planning.flags import Flags, meant, spelled
 from ranktop.tui.planning.model_flags import model_of_flags
@@ -24,9 +24,6 @@ MOST: Final = {
     "checkpoint_every": 10**5,
 }  # fmt: skip
 """Beyond these a number is a typing error."""
-
-Numbers = dict[str, int | None]
-"""Flags of MOST by name; None = not given."""
 
 NODE: Final = 8
 """GPUs of a node when nobody says."""
@@ -61,18 +58,18 @@ def request(flags: Flags) -> Request:
     from ranktop.budget.models.tensors import count
 
     model, assumed = model_of_flags(flags)
-    config = configs_of(flags)
     numbers = _numbers(flags)
-    world, told = _world(numbers, config.world_size)
-    optimizer = _optimizer(flags, config)
+    config = configs_of(flags, numbers, model)
+    world, told = _world(numbers, config)
     layout = _layout(flags, config, numbers)
     device = _device(flags, world, layout["gpus_per_node"])
+    optimizer = _optimizer(flags, config)
     run = Run(
         model=model,
         world_size=world,
         optimizer=optimizer,
         zero=config.zero,
-        fsdp=config.fsdp,
+        fsdp=config.setup.fsdp if config.setup is not None else None,
         device_memory=device.memory,
         link=device.link,
         **layout,
@@ -90,9 +87,9 @@ def request(flags: Flags) -> Request:
         strategies=strategies(flags.strategy),
         optimizer=flags.optimizer or optimizer.name or "none",
         device=device.name,
-        global_batch=config.agreed("--global-batch", numbers["global_batch"], config.global_batch, None),
-        micro_batch_given=numbers["micro_batch"] is not None or config.micro_batch is not None,
-        accumulation_given=numbers["grad_accum"] is not None or config.accumulation is not None,
+        global_batch=numbers["global_batch"],
+        micro_batch_given=numbers["micro_batch"] is not None or "--micro-batch" in config.values,
+        accumulation_given=numbers["grad_accum"] is not None or "--grad-accum" in config.values,
         own=config.own,
         notes=config.notes,
         assumed=(*assumed, *told, *device.assumed),
@@ -101,16 +98,16 @@ def request(flags: Flags) -> Request:
 
 def _layout(flags: Flags, config: Given, numbers: Numbers) -> dict[str, Any]:
     """Return how ranks are dealt out, as fields of Run."""
-    split = "megatron" if flags.stack == "megatron" else "dtensor"
+    split = "megatron" if config.agreed("--stack", flags.stack, "torch") == "megatron" else "dtensor"
+    given = config.setup.sequence_parallel if config.setup is not None else ""
+    axes = {"data": "dp", "tensor": "tp", "pipeline": "pp"}
     return {
-        "gpus_per_node": config.agreed("--gpus-per-node", numbers["gpus_per_node"], config.gpus_per_node, NODE),
-        "data": numbers["dp"],
-        "tensor": numbers["tp"],
-        "pipeline": numbers["pp"],
-        "context": numbers["cp"] or 1,
-        "expert": numbers["ep"] or 1,
+        "gpus_per_node": config.agreed("--gpus-per-node", numbers["gpus_per_node"], NODE),
+        **{field: config.agreed(f"--{flag}", numbers[flag], None) for field, flag in axes.items()},
+        "context": config.agreed("--cp", numbers["cp"], 1),
+        "expert": config.agreed("--ep", numbers["ep"], 1),
         "virtual": numbers["virtual_stages"] or 1,
-        "sequence_parallel": split if flags.sequence_parallel else "",
+        "sequence_parallel": split if flags.sequence_parallel else given,
     }
 
 
@@ -119,15 +116,15 @@ def _training(flags: Flags, config: Given, numbers: Numbers) -> dict[str, Any]:
     precision = choice("--precision", flags.precision, PRECISIONS) if flags.precision is not None else None
     checkpointing = choice("--checkpointing", flags.checkpointing, CHECKPOINTING) if flags.checkpointing else None
     return {
-        "precision": config.agreed("--precision", precision, config.precision, "bf16-master"),
-        "micro_batch": config.agreed("--micro-batch", numbers["micro_batch"], config.micro_batch, 1),
-        "accumulation": config.agreed("--grad-accum", numbers["grad_accum"], config.accumulation, 1),
-        "sequence_length": numbers["seq_len"] or 0,
-        "checkpointing": checkpointing or config.checkpointing or "none",
+        "precision": config.agreed("--precision", precision, "bf16-master"),
+        "micro_batch": config.agreed("--micro-batch", numbers["micro_batch"], 1),
+        "accumulation": config.agreed("--grad-accum", numbers["grad_accum"], 1),
+        "sequence_length": config.agreed("--seq-len", numbers["seq_len"], 0),
+        "checkpointing": config.agreed("--checkpointing", checkpointing, "none"),
         "checkpoint_every": numbers["checkpoint_every"] or 1,
         "attention": choice("--attention", flags.attention or "sdpa", ATTENTION),
         "loss": choice("--loss", flags.loss or "upcast", LOSSES),
-        "stack": choice("--stack", flags.stack or "torch", STACKS),
+        "stack": choice("--stack", config.agreed("--stack", flags.stack, "torch"), STACKS),
         "lora": lora(flags),
     }
 
@@ -149,12 +146,11 @@ def _numbers(flags: Flags) -> Numbers:
     return {name: None if text is None else whole(spelled(name), text, MOST[name]) for name, text in typed.items()}
 
 
-def _world(numbers: Numbers, configured: int | None) -> tuple[int, tuple[str, ...]]:
+def _world(numbers: Numbers, config: Given) -> tuple[int, tuple[str, ...]]:
     """Return the number of GPUs, and where it comes from when nobody said it."""
-    if numbers["world_size"] is not None:
-        return numbers["world_size"], ()
-    if configured is not None:
-        return configured, ()
+    world = config.agreed("--world-size", numbers["world_size"], None)
+    if world is not None:
+        return world, ()
     axes = [numbers[name] for name in ("dp", "tp", "pp", "cp") if numbers[name] is not None]
     if axes:
         return prod(size or 1 for size in axes), ()
