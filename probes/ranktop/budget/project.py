@@ -37,7 +37,7 @@ def project(run: Run, strategy: str) -> Projection:
         strategy=strategy,
         ranks=ranks,
         worst=worst,
-        collectives=_collectives(run, plan),
+        collectives=collectives_of(run, plan),
         fits=None if headroom is None else headroom >= 0,
         headroom=headroom,
         max_micro_batch=_largest(run, plan, ranks),
@@ -82,10 +82,11 @@ def _data_ranks(layout: Layout, strategy: str) -> list[tuple[int, range]]:
 def _budgets(run: Run, plan: Plan) -> Iterator[RankBudget]:
     for place, ranks in places(plan.layout, plan.strategy):
         own = replace(plan, layout=place)
-        yield RankBudget(ranks=ranks, stage=place.pipeline_rank, plan=own, budget=_budget(run, own))
+        yield RankBudget(ranks=ranks, stage=place.pipeline_rank, plan=own, budget=rank_budget(run, own))
 
 
-def _budget(run: Run, plan: Plan) -> Budget:
+def rank_budget(run: Run, plan: Plan) -> Budget:
+    """Return the budget of the rank that a plan of this run names. Raises NoRule, BadInput."""
     from ranktop.budget.expected import expected
     from ranktop.budget.runtime import runtime
 
@@ -148,7 +149,8 @@ def _with_reason(budget: Budget, reason: str) -> Budget:
     return replace(budget, moments=moments)
 
 
-def _collectives(run: Run, plan: Plan) -> tuple[Collective, ...]:
+def collectives_of(run: Run, plan: Plan) -> tuple[Collective, ...]:
+    """Return the collectives of one step under a plan of this run."""
     from ranktop.budget.communication import collectives
 
     return collectives(inventory(run, plan), plan, run.model if run.model.family else None)

@@ -1,0 +1,144 @@
+"""The formulas of the model states with a run's numbers, and what the exact budget has beside them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ranktop.budget.explain.explanation import Formula, Term
+from ranktop.budget.explain.pictures import away, axes_of, highest, parts_of
+from ranktop.budget.explain.whole import Whole
+from ranktop.budget.plan import Plan
+from ranktop.budget.run import RankBudget
+from ranktop.budget.terms import STATES, Amount, Part
+
+LETTERS: Final = {"tensor": "t", "pipeline": "p", "shard": "N", "context": "c"}
+"""Letters of the axes in formulas."""
+
+AT: Final = {"parameters": "step_start", "gradients": "backward_end", "optimizer": "step_end"}
+"""Moment at which each state is there, and nothing that only passes."""
+
+ZERO_PAPER: Final = "Rajbhandari et al. 2020, arXiv:1910.02054"
+
+
+def symbols(whole: Whole, plan: Plan) -> tuple[tuple[str, int, str], ...]:
+    """Return the letters of the formulas with value and meaning."""
+    layout, batch, pipeline = plan.layout, plan.batch, plan.pipeline
+    found = [("P", whole.parameters, "parameters")]
+    if whole.trainable != whole.parameters:
+        found.append(("Pt", whole.trainable, "of them trained"))
+    found += [("N", layout.shard, "ranks that share the states")] if layout.shard > 1 else []
+    found += [("t", layout.tensor, "tensor parallel")] if layout.tensor > 1 else []
+    found += [("p", layout.pipeline, "stages")] if layout.pipeline > 1 else []
+    found += [("m", pipeline.micro_batches, "micro-batches per step")] if pipeline else []
+    found += [("c", layout.context, "context parallel")] if layout.context > 1 else []
+    found += [("b", batch.micro_batch or 0, "micro-batch"), ("s", batch.sequence_length or 0, "tokens")]
+    return tuple((letter, value, words) for letter, value, words in found if value)
+
+
+def states(whole: Whole, rank: RankBudget) -> tuple[Formula, ...]:
+    """Return the formulas of parameters, gradients and optimizer on one rank."""
+    return tuple(_state(category, whole, rank) for category in STATES)
+
+
+def _state(category: str, whole: Whole, rank: RankBudget) -> Formula:
+    moment = AT[category]
+    amount = rank.budget.at(moment).get(category, Amount(None, "not budgeted"))
+    terms = () if away(category, rank.plan) else _terms(category, whole, rank.plan)
+    top, most = highest(rank.budget, category)
+    above = most if most is not None and amount.bytes is not None and most > amount.bytes else None
+    formula = Formula(
+        category=category,
+        terms=terms,
+        budget=amount.bytes,
+        moment=moment,
+        source=amount.rule.partition("; up to")[0],
+        within=amount.within,
+        most=above,
+        most_at=top if above is not None else "",
+        more=_more(rank, category, top, amount.bytes or 0) if above is not None else (),
+    )
+    return _with_difference(formula, whole, rank.plan)
+
+
+def _terms(category: str, whole: Whole, plan: Plan) -> tuple[Term, ...]:
+    """Return bytes per element x elements / parts, for one category; empty when there is no such number."""
+    over, below = parts_of(category, plan), _below(category, plan)
+    letter = "P" if whole.trainable == whole.parameters else "Pt"
+    if category == "parameters":
+        many = len(whole.stored) > 1
+        return tuple(
+            Term(symbol=f"{each:g}P{below}", count=count, each=each, over=over,
+                 name=f"those of {each:g} bytes" if many else "")
+            for each, count in whole.stored
+        )  # fmt: skip
+    if not whole.trainable:
+        return ()
+    if category == "gradients":
+        if whole.gradient is None:
+            return ()
+        return (Term(symbol=f"{whole.gradient}{letter}{below}", count=whole.trainable, each=whole.gradient, over=over),)
+    if whole.states is None:
+        return ()
+    pieces = [("master weights", float(whole.master)), ("states", whole.states)]
+    return tuple(
+        Term(symbol=f"{each:.4g}{letter}{below}", count=whole.trainable, each=each, over=over, name=name)
+        for name, each in pieces
+        if each
+    )
+
+
+def _below(category: str, plan: Plan) -> str:
+    """Return the divisor as it is written behind a symbol, e.g. ``/(t p)``."""
+    split = [axis for axis in axes_of(category, plan) if getattr(plan.layout, axis) > 1]
+    letters = "·".join(LETTERS[axis] for axis in reversed(split))
+    return f"/({letters})" if len(split) > 1 else f"/{letters}" if letters else ""
+
+
+def _more(rank: RankBudget, category: str, moment: str, before: int) -> tuple[Part, ...]:
+    amount = rank.budget.at(moment)[category]
+    found = [part for part in amount.parts if part.name != category]
+    if sum(part.bytes for part in found) == (amount.bytes or 0) - before:
+        return tuple(sorted(found, key=lambda part: -part.bytes))
+    return (Part("copies for the step" if moment == "optimizer_step" else amount.rule, (amount.bytes or 0) - before),)
+
+
+def _with_difference(formula: Formula, whole: Whole, plan: Plan) -> Formula:
+    """Name what the exact number has beside the formula."""
+    from dataclasses import replace
+
+    given = formula.bytes
+    if given is None or formula.budget is None:
+        return formula
+    difference = formula.budget - given
+    return replace(formula, difference=_why(formula.category, difference, given, plan)) if difference else formula
+
+
+def _why(category: str, difference: int, given: int, plan: Plan) -> str:
+    """Return the reason for a difference, the largest first where there are several."""
+    layout, zero = plan.layout, plan.zero
+    found: list[str] = []
+    if layout.expert > 1:
+        found.append(f"experts are dealt out over {layout.expert} ranks besides")
+    if layout.pipeline > 1 and abs(difference) > given // 1000:
+        found.append(_stage(layout.pipeline_rank, layout.pipeline))
+    if layout.tensor > 1:
+        found.append("norms and biases are whole on every tensor-parallel rank")
+    if zero is not None and zero.stage == 3 and category == "parameters":
+        found.append(f"parameters of at most {zero.persistence_threshold:,} elements stay whole")
+    if zero is not None and zero.stage in (1, 2) and category == "gradients":
+        found.append("parameters across the edge of a part are kept whole")
+    if plan.strategy == "dp" and layout.replicate_rank:
+        found.append("this GPU is not the first")
+    if found:
+        return "; ".join(found[:2])
+    if category == "optimizer" and 0 < difference < 1 << 20:
+        return "step counters, padding"
+    return "padding" if 0 < difference < max(1 << 20, given // 100) else "the parts are not equal"
+
+
+def _stage(stage: int, stages: int) -> str:
+    if stage == 0:
+        return "the first stage has the embedding besides its layers"
+    if stage == stages - 1:
+        return "the last stage has the final norm and the head besides its layers"
+    return "a stage in the middle has neither embedding nor head"
