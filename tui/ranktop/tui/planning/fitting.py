@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 SHOWN: Final = 20
 """Plans in the table; JSON has them all."""
 
+CONFIGS: Final = {"deepspeed": "DeepSpeed's JSON", "accelerate": "Accelerate's YAML", "code": "the script"}
+"""Kinds of ``config_lines`` in words."""
+
 HEADS: Final = ("strategy", "precision", "ckpt", "batch", "accum", "total", "left", "lost")
 
 
@@ -57,6 +60,7 @@ def _candidate(one: Candidate) -> dict[str, Any]:
         "missing": one.missing,
         "seconds": {"sending": one.sending, "copying": one.copying, "recomputing": one.recomputing, "total": one.cost},
         "changes": list(one.changes),
+        "configs": {kind: "\n".join(lines) for kind, lines in _configs(one).items()},
     }
 
 
@@ -65,17 +69,37 @@ def _page(request: Request, found: Fit, width: int) -> list[str]:
     told += fold(f"{found.global_batch} samples a step; {device_line(request)}", width, "  ")
     if not found.fitting:
         return [*told, "", *_nothing(found, width)]
-    rows = [_row(one) for one in found.fitting[:SHOWN]]
-    widths = [max(len(row[i]) for row in (HEADS, *rows)) for i in range(len(HEADS))]
-    table = ["  ".join(_cell(text, size, i) for i, (text, size) in enumerate(zip(row, widths, strict=True))).rstrip()
-             for row in (HEADS, *rows)]  # fmt: skip
     legend = (
         f"{len(found.fitting)} of {found.tried} plans fit. In GiB on the worst rank; left: free beside it; lost: at "
         "least, per step, to sending, copying and recomputing, nothing overlapped."
     )
-    first = found.fitting[0]
-    change = f"change: {', '.join(first.changes)}" if first.changes else "change: nothing"
-    return [*told, "", *table, *fold(legend, width), "", *fold(change, width, "  ")]
+    return [*told, "", *_table(found, width), *fold(legend, width), "", *_first(found.fitting[0], width)]
+
+
+def _table(found: Fit, width: int) -> list[str]:
+    """Return head and rows; what each changes stands behind it where there is room."""
+    rows = [(HEADS, "change"), *((_row(one), ", ".join(one.changes) or "nothing") for one in found.fitting[:SHOWN])]
+    widths = [max(len(cells[i]) for cells, _ in rows) for i in range(len(HEADS))]
+    lines = ["  ".join(_cell(text, size, i) for i, (text, size) in enumerate(zip(cells, widths, strict=True)))
+             for cells, _ in rows]  # fmt: skip
+    changed = [f"{line}  {change}" for line, (_, change) in zip(lines, rows, strict=True)]
+    return [line.rstrip() for line in (changed if max(map(len, changed)) <= width else lines)]
+
+
+def _first(one: Candidate, width: int) -> list[str]:
+    """Return what the best plan changes, and the lines that ask for it."""
+    told = fold(f"first: {', '.join(one.changes) or 'no change'}", width, "    ")
+    for kind, lines in _configs(one).items():
+        return [*told, f"in {CONFIGS[kind]}:", *(f"  {line}" for line in lines)]
+    return told
+
+
+def _configs(one: Candidate) -> dict[str, list[str]]:
+    """Return the lines of every config that can ask for a plan, the most direct first."""
+    from ranktop.budget.config_lines import config_lines, kinds_for
+
+    rank = one.projection.rank
+    return {kind: config_lines(rank.plan, kind) for kind in kinds_for(rank.plan)} if rank is not None else {}
 
 
 def _cell(text: str, size: int, index: int) -> str:
@@ -97,6 +121,9 @@ def _row(one: Candidate) -> tuple[str, ...]:
 
 
 def _nothing(found: Fit, width: int) -> list[str]:
+    if not found.tried:
+        line = f"nothing to try: {found.global_batch} samples a step cannot be dealt out evenly, or no strategy can run"
+        return fold(line, width, "  ")
     if found.nearest is None:
         return ["no plan can be judged: the bytes of no strategy are known in full"]
     one = found.nearest
