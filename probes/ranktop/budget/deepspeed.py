@@ -14,7 +14,7 @@ from ranktop.budget import deepspeed_batch as batch
 from ranktop.budget.deepspeed_json import Section, parse
 from ranktop.budget.deepspeed_sections import DTYPES, optimizer, zero_options
 from ranktop.budget.model import BadInput, Model
-from ranktop.budget.plan import OptimizerPlan, Precision, Zero
+from ranktop.budget.plan import OptimizerPlan, Precision, State, Zero
 from ranktop.budget.zero_flat import BF16_WRAPPER
 
 _NO_BYTES: Final = (
@@ -104,7 +104,7 @@ def plan_pieces(
     zero = _accumulation_dtype(top, zero, precision, notes)
     chosen = optimizer(top.section("optimizer"), zero, notes)
     if chosen is not None:
-        chosen = _states(chosen, precision, top.section("bf16"))
+        chosen = _states(chosen, precision, _brain(top))
         zero = _wrapped(zero, precision, chosen)
     numbers = _batches(top, world_size, run, notes)
     clipping = top.number("gradient_clipping")
@@ -154,10 +154,14 @@ def _enabled(section: Section, kind: str, run: Run, notes: list[str]) -> bool:
     return kind in run.precision
 
 
+def _brain(top: Section) -> Section:
+    """Return the section of bf16, by today's name or its old one."""
+    return top.section("bfloat16" if top.data.get("bf16") is None and top.data.get("bfloat16") else "bf16")
+
+
 def _precision(top: Section, zero: Zero, run: Run, notes: list[str]) -> tuple[Precision, str]:
     """Return the dtypes: of the weights, of the master weights, of autocast. Raises BadInput."""
-    old = top.data.get("bf16") is None and top.data.get("bfloat16") is not None
-    half, brain = top.section("fp16"), top.section("bfloat16" if old else "bf16")
+    half, brain = top.section("fp16"), _brain(top)
     top.known("bf16", "bfloat16")
     for section in (half, brain):
         section.known(*_PRECISION_NO_BYTES)
@@ -222,8 +226,6 @@ def _states(plan: OptimizerPlan, precision: Precision, brain: Section) -> Optimi
     low = precision.master not in (None, "float32")
     if plan.name != "DeepSpeedCPUAdam" or not low or brain.flag("bf16_optimizer_states"):
         return plan
-    from ranktop.budget.plan import State
-
     return replace(plan, states=tuple(State(name=name, dtype="float32") for name in ("exp_avg", "exp_avg_sq")))
 
 

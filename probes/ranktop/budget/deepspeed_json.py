@@ -75,7 +75,7 @@ class Section:
     def __init__(self, data: Mapping[str, Any], where: str, path: str = "") -> None:
         self.data, self.where, self.path = data, where, path
         self._asked: set[str] = set()
-        self.children: list[Section] = []
+        self.children: dict[str, Section] = {}
 
     def name(self, key: str) -> str:
         """Return the dotted path of a key."""
@@ -92,13 +92,15 @@ class Section:
 
     def section(self, key: str) -> Section:
         """Return an object of this one, empty when it is missing or null. Raises BadInput."""
+        if key in self.children:
+            return self.children[key]
         value = self.get(key)
         if value is None:
             value = {}
         if not isinstance(value, Mapping):
             raise BadInput(f"{self.where}: {self.name(key)} must be an object, as in {{...}}, not {_shown(value)}")
         child = Section(value, self.where, self.name(key))
-        self.children.append(child)
+        self.children[key] = child
         return child
 
     def is_auto(self, *keys: str) -> bool:
@@ -160,7 +162,7 @@ class Section:
     def unknown(self) -> tuple[str, ...]:
         """Return the dotted paths that nothing has asked for, in this object and those below it."""
         here = tuple(self.name(key) for key in self.data if key not in self._asked)
-        return here + tuple(path for child in self.children for path in child.unknown())
+        return here + tuple(path for child in self.children.values() for path in child.unknown())
 
     def _spelled(self, keys: Sequence[str]) -> str:
         return self.name(next((key for key in keys if self.data.get(key) is not None), keys[0]))
