@@ -12,6 +12,8 @@ import sys
 import threading
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,30 +39,37 @@ PRECISIONS: Final = {
 def main(argv: list[str] | None = None) -> int:
     """Trace what the arguments name, print the coefficients on standard output and return the exit status."""
     asked = _parser().parse_args(argv)
-    # Whatever the user's code prints, from Python or C, must not get into the JSON.
-    sys.stdout.flush()
-    answer = os.dup(1)
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(2 if asked.verbose else quiet, 1)
     if not asked.verbose:
         warnings.simplefilter("ignore")
     timer = threading.Timer(asked.deadline, _too_late, [asked.deadline])
     timer.daemon = True
     timer.start()
     try:
-        text = trace(asked).to_json()
+        with _unheard(asked.verbose):
+            text = trace(asked).to_json()
     except BadInput as problem:
         return _failed(str(problem), 2, asked.verbose)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return _failed(f"the model failed: {_where(error)}", 1, asked.verbose)
     finally:
         timer.cancel()
+    print(text, flush=True)
+    return 0
+
+
+@contextmanager
+def _unheard(verbose: bool) -> Iterator[None]:
+    """Keep what the user's code prints, from Python or C, out of the JSON; ``verbose`` sends it to standard error."""
+    sys.stdout.flush()
+    answer = os.dup(1)
+    try:
+        with open(os.devnull, "w") as nowhere, redirect_stdout(sys.stderr if verbose else nowhere):
+            os.dup2(2 if verbose else nowhere.fileno(), 1)
+            yield
+    finally:
         sys.stdout.flush()
         os.dup2(answer, 1)
         os.close(answer)
-        os.close(quiet)
-    print(text, flush=True)
-    return 0
 
 
 def trace(asked: argparse.Namespace) -> Coefficients:
@@ -69,13 +78,13 @@ def trace(asked: argparse.Namespace) -> Coefficients:
         raise BadInput("--batch and --seq must be at least 1")
     if asked.precision not in PRECISIONS:
         raise BadInput(f"no precision {asked.precision!r} to trace; there are {', '.join(PRECISIONS)}")
+    recipe = _recipe(asked)
     try:
         import torch  # noqa: F401
     except ImportError as error:
         raise BadInput(f"this Python ({sys.executable}) has no torch: {error}") from error
     from ranktop.probes.trace_run import Request, run
 
-    recipe = _recipe(asked)
     parameters, autocast = PRECISIONS[asked.precision]
     return run(
         recipe,

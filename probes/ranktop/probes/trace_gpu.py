@@ -49,7 +49,7 @@ class CudaFunctions(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention":
             return attention(*args, **kwargs)
-        if torch.is_autocast_cpu_enabled() and name in _UPCAST and kwargs.get("dtype") is None:
+        if torch.is_autocast_enabled("cpu") and name in _UPCAST and kwargs.get("dtype") is None:
             args = tuple(_wide(value) for value in args)
             kwargs = {key: _wide(value) for key, value in kwargs.items()}
         if name == "rms_norm":

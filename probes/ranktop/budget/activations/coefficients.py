@@ -93,10 +93,10 @@ class Setting:
         )
 
     def same(self, other: Setting) -> bool:
-        """Return whether two settings agree in all that both of them say."""
-        mine = replace(self, attention=self.attention and other.attention, loss=self.loss and other.loss)
-        theirs = replace(other, attention=other.attention and self.attention, loss=other.loss and self.loss)
-        return mine == theirs
+        """Return whether two settings agree in all that both of them say; flash attention is one of SDPA's kernels."""
+        both = [(one.attention.replace("flash", "sdpa"), one.loss) for one in (self, other)]
+        agree = all(mine == theirs or not mine or not theirs for mine, theirs in zip(*both, strict=True))
+        return agree and replace(self, attention="", loss="") == replace(other, attention="", loss="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
