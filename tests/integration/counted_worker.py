@@ -39,7 +39,7 @@ STEPS = 3
 class Stack(nn.Module):
     """Matrices of several sizes, none of which two ranks divide, a frozen one among them, and a buffer."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, nested: bool = False) -> None:
         super().__init__()
         sizes = [width, 2 * width + 1, width, 3 * width, width, width + 2, width]
         self.embed = nn.Embedding(19, width)
@@ -48,6 +48,8 @@ class Stack(nn.Module):
         self.head = nn.Linear(width, 19, bias=False)
         self.layers[2].requires_grad_(False)
         self.register_buffer("shift", torch.zeros(33))
+        if nested:
+            self.layers = nn.ModuleList([nn.Sequential(nn.Sequential(layer), nn.Identity()) for layer in self.layers])
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embed(tokens)
@@ -83,7 +85,7 @@ def deepspeed_job(case: dict[str, Any]) -> tuple[Collectives, Inventory, Plan]:
     import deepspeed
 
     torch.manual_seed(0)
-    model = Stack(case["width"])
+    model = Stack(case["width"], case.get("nested", False))
     parameters: Any = [p for p in model.parameters() if p.requires_grad]
     if case.get("groups"):
         parameters = [

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TORCH: dict[str, dict[str, Any]] = {
     "ddp, one bucket": {"width": 17},
@@ -52,6 +52,10 @@ DEEPSPEED: dict[str, dict[str, Any]] = {
         "stage": 3,
         "zero": {**SMALL, **NOTHING_KEPT, "stage3_prefetch_bucket_size": 700, "stage3_max_live_parameters": 1200},
     },
+    "zero3, nested modules": {
+        "stage": 3, "nested": True,
+        "zero": {**SMALL, **NOTHING_KEPT, "stage3_max_reuse_distance": 1500},
+    },
     "zero3, offloaded": {"stage": 3, "zero": {**SMALL, "offload_optimizer": {"device": "cpu"}}},
 }  # fmt: skip
 
@@ -74,7 +78,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=150,
+        timeout=270,
         check=False,
     )
     assert finished.returncode == 0, finished.stdout[-6000:]

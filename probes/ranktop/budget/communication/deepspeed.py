@@ -118,10 +118,10 @@ def _stage_3(step: Step, job: Job) -> Iterator[Collective]:
     rule = "ZeRO-3: fetch and prefetch (DeepSpeed runtime/zero/partitioned_param_coordinator.py)"
     yield Collective(kind="all_gather", group=n, bytes=micro * found.forward, calls=micro * found.forward_calls,
                      axis="shard", phase="forward", what="parameters, module by module", rule=rule,
-                     within=0.05)  # fmt: skip
+                     within=0.01)  # fmt: skip
     yield Collective(kind="all_gather", group=n, bytes=micro * found.backward, calls=micro * found.backward_calls,
                      axis="shard", what="parameters again, but for those still there", rule=rule,
-                     within=0.05)  # fmt: skip
+                     within=0.01)  # fmt: skip
     trained = [kind for group in job.groups for kind in group][::-1]
     yield Collective(
         kind="reduce_scatter", group=n,

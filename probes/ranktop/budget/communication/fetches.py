@@ -55,7 +55,9 @@ def fetches(
 
     ``modules``: indexes of their parameters in the order of forward; ``tied``: the first module's parameters are used
     again by the output head. A parameter is gathered again for backward unless its next use is within ``reuse``
-    elements, or the prefetcher has already passed that use. Source:
+    elements, or the prefetcher has already passed that use. Modules around other modules, which give the prefetcher
+    more turns, are left out but for the root: that shows where little is prefetched and nothing kept for reuse, not at
+    DeepSpeed's defaults (no difference from 125M to 70B parameters). Source:
     deepspeed/runtime/zero/partitioned_param_coordinator.py ``fetch_sub_module``, ``__params_to_release``.
     """
     once = modules + (modules[:1] if tied else ())
