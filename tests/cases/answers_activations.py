@@ -169,4 +169,5 @@ def published_layer(case: Case) -> float:
 @answers("Korthikanti et al. sec 5", "5as/h")
 def published_core(case: Case) -> float:
     """The core's share in units of s b h."""
-    return published.core(*korthikanti(case.inputs)) / (case.inputs["s"] * case.inputs["h"])
+    stream: int = case.inputs["s"] * case.inputs["h"]
+    return published.core(*korthikanti(case.inputs)) / stream

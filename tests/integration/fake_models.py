@@ -240,8 +240,12 @@ def measure(
     optimizer: Callable[..., torch.optim.Optimizer] = ADAMW,
     accumulation: int = 1,
     steps: int = 2,
+    forward_only: bool = False,
 ) -> Measured:
-    """Train a model for some steps on fake tensors and return MemTracker's view of the last one."""
+    """Train a model for some steps on fake tensors and return MemTracker's view of the last one.
+
+    ``forward_only`` ends the first step when forward has returned: a third of the time.
+    """
     with rounding(), FakeTensorMode():
         with default_dtype(dtype):
             model = build()
@@ -252,6 +256,9 @@ def measure(
         tracker.track_external(model, tuned, tokens, labels)
         found = Measured(inputs=2 * math.ceil(batch * sequence * 8 / BLOCK) * BLOCK)
         with tracker:
+            if forward_only:
+                _forward(model, tokens, labels, tracker, found, autocast)
+                return found
             for _ in range(steps):
                 _step(model, tuned, tokens, labels, tracker, found, autocast, accumulation)
                 tracker.reset_mod_stats()
@@ -264,12 +271,7 @@ def _step(
 ) -> None:  # fmt: skip
     found.moments["step_start"] = snapshot(tracker)
     for _ in range(accumulation):
-        cast: AbstractContextManager[Any] = torch.autocast("cpu", autocast) if autocast else nullcontext()
-        restart_peak(tracker)
-        with cast:
-            loss = model(tokens, labels)
-        found.moments["forward_end"] = snapshot(tracker)
-        found.peaks["forward"] = peak(tracker)
+        loss = _forward(model, tokens, labels, tracker, found, autocast)
         restart_peak(tracker)
         loss.backward()
         found.peaks["backward"] = peak(tracker)
@@ -284,3 +286,16 @@ def _step(
     found.peaks["optimizer_step"] = peak(tracker)
     tuned.zero_grad()
     found.moments["step_end"] = snapshot(tracker)
+
+
+def _forward(
+    model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, tracker: MemTracker, found: Measured,
+    autocast: torch.dtype | None,
+) -> torch.Tensor:  # fmt: skip
+    cast: AbstractContextManager[Any] = torch.autocast("cpu", autocast) if autocast else nullcontext()
+    restart_peak(tracker)
+    with cast:
+        loss: torch.Tensor = model(tokens, labels)
+    found.moments["forward_end"] = snapshot(tracker)
+    found.peaks["forward"] = peak(tracker)
+    return loss
