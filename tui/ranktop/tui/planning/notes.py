@@ -113,7 +113,10 @@ def _best(answer: Answer) -> Iterator[Note]:
         yield "fits", "unknown without a device: give --device-memory 80GiB or --gpu h100"
     elif answer.best is not None:
         speed = "" if run.link else " (400 Gb/s taken; --link)"
-        yield "* best", f"{answer.best}: of those that fit, loses least to sending, copying and idle GPUs{speed}"
+        yield (
+            "* best",
+            f"{answer.best}: of those that fit, loses least to sending, copying and idle GPUs, per sample{speed}",
+        )
     elif any(row.fits is False for row in answer.rows):
         some = any(row.fits is None and not row.projection.refused for row in answer.rows)
         label = "nothing known fits" if some else "nothing fits"

@@ -24,7 +24,7 @@ ALIKE: Final = 1.02
 
 def best(rows: Iterable[Row]) -> str | None:
     """Return the name of the best strategy that fits, None when none does or no capacity is known."""
-    costs = [(cost, row) for row in rows if row.fits and (cost := seconds_per_sample(row)) is not None]
+    costs = [(cost, row) for row in rows if row.fits and (cost := lost_per_sample(row)) is not None]
     if not costs:
         return None
     least = min(cost for cost, _ in costs)
@@ -38,11 +38,12 @@ def nearest(rows: Iterable[Row]) -> Row | None:
     return max(short, key=lambda row: row.projection.headroom or 0) if short else None
 
 
-def seconds_per_sample(row: Row) -> float | None:
-    """Return what a sample costs, nothing overlapped: computing, waiting in a pipeline, sending, copying to the host.
+def lost_per_sample(row: Row) -> float | None:
+    """Return the seconds that a sample costs beyond computing on all GPUs, nothing overlapped.
 
-    6 operations per parameter and token (Kaplan et al. 2020, arXiv:2001.08361), 8 with full checkpointing; a pipeline
-    of p stages and m micro-batches in v chunks is idle for (p - 1)/(m v) of its work (arXiv:2104.04473).
+    Computing on fewer GPUs, waiting in a pipeline, sending, copying to the host. 6 operations per parameter and token
+    (Kaplan et al. 2020, arXiv:2001.08361), 8 with full checkpointing; a pipeline of p stages and m micro-batches in v
+    chunks is idle for (p - 1)/(m v) of its work (arXiv:2104.04473).
     """
     rank = row.projection.rank
     if rank is None:
@@ -53,7 +54,8 @@ def seconds_per_sample(row: Row) -> float | None:
     samples = (batch.micro_batch or 1) * micro_batches * layout.data
     operations = (8 if plan.checkpointing == "full" else 6) * row.parameters * (batch.sequence_length or 1) * samples
     computing = operations / (FLOPS * layout.world_size)
+    idle = computing - operations / (FLOPS * max(row.run.world_size, layout.world_size))
     waiting = computing * (layout.pipeline - 1) / (micro_batches * pipeline.virtual) if pipeline else 0.0
     sending = row.projection.sent / (row.run.link or LINK)
     away = (rank.budget.host.bytes or 0) + (rank.budget.nvme.bytes or 0)
-    return (computing + waiting + sending + away / HOST_LINK) / samples
+    return (idle + waiting + sending + away / HOST_LINK) / samples
