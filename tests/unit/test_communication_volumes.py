@@ -148,6 +148,15 @@ def test_full_recomputation_repeats_the_forward() -> None:
     assert more == {"torch": once, "megatron": 2 * once}
 
 
+def test_cross_attention_is_reduced_too() -> None:
+    """An encoder's block has two row-parallel matrices, a decoder's behind an encoder three."""
+    t5 = Model(family="t5", layers=2, hidden=HIDDEN, heads=4, kv_heads=4, head_dim=16, ffn=128, vocab=VOCAB, tied=True,
+               options={"decoder_layers": 3})  # fmt: skip
+    wanted = model_plan(Layout(world_size=2, tensor=2))
+    found = collectives(placed(t5, wanted), wanted, t5)
+    assert {one.phase: one.calls for one in found} == {"forward": 2 * 2 + 3 * 3 + 1, "backward": 2 * 2 + 3 * 3 + 1}
+
+
 @pytest.mark.parametrize(("stage", "sends"), [(0, 1), (1, 2), (3, 1)])
 @pytest.mark.parametrize("virtual", [1, 2])
 def test_pipeline_sends_one_message_per_boundary(stage: int, sends: int, virtual: int) -> None:

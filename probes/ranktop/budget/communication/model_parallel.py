@@ -17,7 +17,7 @@ _V_SHAPED: Final = ("zbv", "dualpipe-v")
 
 
 def tensor_parallel(step: Step, model: Model, tokens: int) -> Iterator[Collective]:
-    """Two reductions of the residual stream per block and pass: behind attention and behind the MLP.
+    """One reduction of the residual stream per pass behind every attention and every MLP.
 
     With sequence parallel an all-reduce becomes a reduce-scatter and an all-gather of the same full size; Megatron
     gathers the inputs of its matrices once more in backward instead of keeping them. Full checkpointing repeats the
@@ -28,12 +28,12 @@ def tensor_parallel(step: Step, model: Model, tokens: int) -> Iterator[Collectiv
     plan = step.plan
     t, m = plan.layout.tensor, step.micro_steps
     stream = tokens * model.hidden * step.compute_item
-    first, last = step.ends
+    first, last = (end and model.vocab > 0 for end in step.ends)
     megatron = plan.stack == "megatron" or plan.sequence_parallel == "megatron"
     rule = f"{'Megatron' if megatron else 'DTensor'}: one reduction behind each row-parallel matrix"
-    again = step.layers * 2 if plan.checkpointing == "full" else 0
-    reduced_again = again if megatron else again // 2
-    halves = step.layers * 2
+    halves = step.row_parallel
+    again = halves if plan.checkpointing == "full" else 0
+    reduced_again = again if megatron or not again else again - step.layers
     if not plan.sequence_parallel:
         for phase, calls, what in (
             ("forward", halves + first, "outputs of attention and MLP"),
@@ -52,7 +52,7 @@ def tensor_parallel(step: Step, model: Model, tokens: int) -> Iterator[Collectiv
             yield Collective(kind=kind, group=t, bytes=m * calls * stream, calls=m * calls, axis="tensor",
                              phase=phase, what=what, rule=rule)  # fmt: skip
         yield from _replicated_gradients(step)
-    if last and model.vocab and plan.loss != "none":
+    if last and plan.loss != "none":
         calls = m * _LOSS_REDUCTIONS
         yield Collective(kind="all_reduce", group=t, bytes=calls * tokens * 4, calls=calls, axis="tensor",
                          phase="forward", what="loss over the split vocabulary",

@@ -112,6 +112,16 @@ class Step:
         return sum(part.count for chunk in self.sections for part in chunk if part.first is not None)
 
     @property
+    def row_parallel(self) -> int:
+        """Row-parallel matrices that this rank runs for one micro-batch: behind each attention and behind the MLP."""
+        return sum(
+            part.count * (1 + sum(tensor.role == "o" and len(tensor.shape) > 1 for tensor in part.tensors))
+            for chunk in self.sections
+            for part in chunk
+            if part.first is not None
+        )
+
+    @property
     def ends(self) -> tuple[bool, bool]:
         """Whether the embeddings and whether the output head lie on this rank."""
         chunks, total = chunks_of(self.plan)
