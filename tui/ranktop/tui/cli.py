@@ -39,6 +39,10 @@ def main() -> None:
             from ranktop.tui.plan import plan
 
             raise SystemExit(plan(sys.argv[2:]))
+        if sys.argv[1:2] == ["explain"]:
+            from ranktop.tui.explain import explain
+
+            raise SystemExit(explain(sys.argv[2:]))
         from ranktop.tui.commands import app
 
         app()

@@ -121,6 +121,19 @@ def plan(arguments: Annotated[list[str] | None, typer.Argument(metavar="[FLAGS]"
     raise typer.Exit(run(arguments or []))
 
 
+@app.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
+)
+def explain(
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="STRATEGY [FLAGS]", hidden=True)] = None,
+) -> None:
+    """Tell what a strategy does for a model: who holds what, formulas, traffic, knobs."""
+    from ranktop.tui.explain import explain as run
+
+    raise typer.Exit(run(arguments or []))
+
+
 def choose(wanted: str) -> JobEntry:
     """Return the one live job that ``wanted`` names; exits with one clear line otherwise."""
     from ranktop.wire.endpoints import find_jobs

@@ -52,16 +52,16 @@ def _change(run: Run, strategy: str, name: str, before: object, after: object, h
 def _batch(run: Run, strategy: str, plan: Plan) -> Iterator[Change]:
     micro, steps = run.micro_batch, run.accumulation
     yield _change(replace(run, micro_batch=2 * micro), strategy, "micro-batch", micro, 2 * micro,
-                  f"--micro-batch {2 * micro}", note="twice the samples per step")  # fmt: skip
+                  f"--micro-batch {2 * micro}", note="2x the samples")  # fmt: skip
     if micro > 1:
         half = micro // 2
         both = replace(run, micro_batch=half, accumulation=steps * (micro // half))
         yield _change(both, strategy, "micro-batch", micro, half,
                       f"--micro-batch {half} --grad-accum {both.accumulation}",
-                      note="as many samples per step")  # fmt: skip
-    else:
+                      note="as many samples")  # fmt: skip
+    elif plan.pipeline is None:
         yield _change(replace(run, accumulation=2 * steps), strategy, "accumulation", steps, 2 * steps,
-                      f"--grad-accum {2 * steps}", note="twice the samples per step")  # fmt: skip
+                      f"--grad-accum {2 * steps}", note="2x the samples")  # fmt: skip
     length = plan.batch.sequence_length or 0
     longest = run.model.positions
     if length and (2 * length <= longest or (not longest and run.model.family not in LEARNED)):
@@ -75,14 +75,14 @@ def _batch(run: Run, strategy: str, plan: Plan) -> Iterator[Change]:
 def _training(run: Run, strategy: str, plan: Plan) -> Iterator[Change]:
     for how in ("none", "selective", "full"):
         if how != run.checkpointing and run.model.family:
-            note = {"full": "forward runs twice", "selective": "part of forward runs twice"}.get(how, "")
+            note = {"full": "forward twice", "selective": "part twice"}.get(how, "")
             yield _change(replace(run, checkpointing=how), strategy, "checkpointing", run.checkpointing, how,
                           f"--checkpointing {how}", note=note)  # fmt: skip
     if run.attention == "eager":
         yield _change(replace(run, attention="sdpa"), strategy, "attention", "eager", "sdpa", "--attention sdpa")
     if run.loss in ("upcast", "hf") and run.model.vocab and run.stack == "torch":
         yield _change(replace(run, loss="chunked"), strategy, "loss", run.loss, "chunked", "--loss chunked",
-                      note="Liger, cut cross entropy")  # fmt: skip
+                      note="fused kernels")  # fmt: skip
     yield from _precision(run, strategy, plan)
     yield from _optimizer(run, strategy, plan)
 
@@ -93,7 +93,9 @@ def _precision(run: Run, strategy: str, plan: Plan) -> Iterator[Change]:
     for other in others.get(run.precision, ()):
         if plan.zero is not None and {run.precision, other} == {"bf16", "bf16-master"}:
             continue  # DeepSpeed keeps masters in both
-        note = "updates are rounded to 8 bits of mantissa" if other == "bf16" else ""
+        if plan.stack == "megatron" != run.stack:
+            continue  # the layers would be others too
+        note = "coarse updates" if other == "bf16" else ""
         yield _change(replace(run, precision=other), strategy, "precision", run.precision, other,
                       f"--precision {other}", note=note)  # fmt: skip
 
@@ -107,7 +109,7 @@ def _optimizer(run: Run, strategy: str, plan: Plan) -> Iterator[Change]:
         fused = replace(optimizer, options={**optimizer.options, "fused": True})
         yield _change(replace(run, optimizer=fused), strategy, "optimizer", optimizer.name, f"fused {optimizer.name}",
                       "--optimizer adamw_fused")  # fmt: skip
-    if not own and not optimizer.options.get("amsgrad"):
+    if not own and not optimizer.options.get("amsgrad") and plan.stack != "megatron":
         from ranktop.budget.optimizer_names import by_name
 
         yield _change(replace(run, optimizer=by_name("adamw8bit")), strategy, "optimizer", optimizer.name, "AdamW8bit",
@@ -152,10 +154,10 @@ def _pipeline(run: Run, strategy: str, plan: Plan) -> Iterator[Change]:
         yield _change(fixed, other, "schedule", names[strategy], names[other], f"ranktop explain {other}")
     more = 2 * pipeline.micro_batches
     yield _change(replace(fixed, accumulation=more), strategy, "micro-batches", pipeline.micro_batches, more,
-                  f"--grad-accum {more}", note="stages wait less; twice the samples per step")  # fmt: skip
+                  f"--grad-accum {more}", note="less waiting, 2x the samples")  # fmt: skip
     if strategy != "pp-gpipe" and run.virtual == 1 and run.model.layers % (2 * layout.pipeline) == 0:
         yield _change(replace(fixed, virtual=2), strategy, "chunks per stage", 1, 2, "--virtual-stages 2",
-                      note="stages wait half as long")  # fmt: skip
+                      note="half the waiting")  # fmt: skip
     if layout.pipeline % 2 == 0 and layout.pipeline > 2:
         half = layout.pipeline // 2
         fewer = replace(run, pipeline=half, tensor=layout.tensor, data=None)
@@ -193,7 +195,7 @@ def _whole(run: Run, strategy: str, plan: Plan) -> Iterator[Change]:
         yield replace(
             _change(replace(run, ddp=larger), strategy, "bucket_cap_mb", f"{ddp.bucket_cap_mb:g}",
                     f"{larger.bucket_cap_mb:g}", f"bucket_cap_mb={larger.bucket_cap_mb:g}",
-                    note="fewer, larger buckets"),
+                    note="fewer calls"),
             telling=True,
         )  # fmt: skip
 

@@ -45,7 +45,7 @@ def _buckets(run: Run, strategy: str, own: Zero) -> Iterator[Change]:
     if own.stage < 3:
         yield _option(
             run, strategy, own, "allgather_bucket_size", "allgather_bucket_size",
-            max(1, own.allgather_bucket_size // 10), "torch gathers in place", telling=True,
+            max(1, own.allgather_bucket_size // 10), "has no buffer", telling=True,
         )  # fmt: skip
         yield _option(run, strategy, own, "round_robin_gradients", "round_robin_gradients",
                       not own.round_robin_gradients)  # fmt: skip
@@ -59,18 +59,18 @@ def _buckets(run: Run, strategy: str, own: Zero) -> Iterator[Change]:
 
 def _stage_3(run: Run, strategy: str, own: Zero) -> Iterator[Change]:
     yield _option(run, strategy, own, "max_live_parameters", "stage3_max_live_parameters",
-                  max(1, own.max_live_parameters // 10), "caps what is gathered ahead")  # fmt: skip
-    yield _option(run, strategy, own, "max_reuse_distance", "stage3_max_reuse_distance", 0, "less is kept for reuse")
+                  max(1, own.max_live_parameters // 10), "less gathered ahead")  # fmt: skip
+    yield _option(run, strategy, own, "max_reuse_distance", "stage3_max_reuse_distance", 0, "kept less long")
     yield _option(run, strategy, own, "prefetch_bucket_size", "stage3_prefetch_bucket_size",
                   own.prefetch_bucket_size // 10)  # fmt: skip
     yield _option(run, strategy, own, "persistence_threshold", "stage3_param_persistence_threshold",
-                  10 * own.persistence_threshold, "larger ones stay whole")  # fmt: skip
+                  10 * own.persistence_threshold, "more stay whole")  # fmt: skip
     if own.offload_optimizer != "nvme":
         yield _option(run, strategy, own, "sub_group_size", "sub_group_size", max(1, own.sub_group_size // 10),
-                      "the step goes in smaller pieces", telling=True)  # fmt: skip
+                      "step in pieces", telling=True)  # fmt: skip
     if not own.gather_weights_on_save:
         yield _option(run, strategy, own, "gather_weights_on_save", "stage3_gather_16bit_weights_on_model_save", True,
-                      "costs memory when saving, not in the step", telling=True)  # fmt: skip
+                      "costs when saving", telling=True)  # fmt: skip
 
 
 def _offload(run: Run, strategy: str, own: Zero) -> Iterator[Change]:
@@ -85,7 +85,7 @@ def _offload(run: Run, strategy: str, own: Zero) -> Iterator[Change]:
     yield Change(name=what, before=off, after=on, how=f"ranktop explain {other}", run=run, strategy=other)
     if own.offload_optimizer != "none":
         yield _option(run, strategy, own, "pin_memory", "pin_memory", not own.pin_memory,
-                      "host memory only", telling=True)  # fmt: skip
+                      "pinned or not", telling=True)  # fmt: skip
     if base == "zero3" and base != strategy:
         yield Change(name="offload to", before="CPU", after="NVMe", how="ranktop explain zero-infinity", run=run,
                      strategy="zero-infinity")  # fmt: skip

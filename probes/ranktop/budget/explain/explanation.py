@@ -26,6 +26,9 @@ class Share:
     """Equal parts that the whole is dealt into; 1 = the rank holds all of it, 0 = nothing of it."""
     index: int = 0
     """Which of the parts."""
+    bytes: int | None = None
+    """What the rank holds of it while it is all there: gradients before the optimizer's step, activations at their
+    highest; None when unknown."""
     own: bool = False
     """It is of the rank's own samples: no other rank has any of it, however many parts there are."""
     away: str = ""
@@ -118,14 +121,16 @@ class Knob:
     run: Run
     strategy: str
     """Run and strategy with the change, so that a screen may go there."""
-    peak: int | None
-    """Bytes that the worst rank's peak changes by; None when either is unknown."""
+    peak: int
+    """Bytes that the worst rank's peak changes by."""
     sent: int
     """Bytes per step that what one GPU sends changes by."""
     host: int
     """Bytes that what a rank keeps in host memory and on disk changes by."""
     note: str = ""
     """What else changes."""
+    partial: bool = False
+    """Not all bytes are known: ``peak`` is the change of what is known, where that is largest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

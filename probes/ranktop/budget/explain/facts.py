@@ -9,6 +9,7 @@ from ranktop.budget.explain.pictures import highest
 from ranktop.budget.explain.whole import Whole
 from ranktop.budget.plan import Plan
 from ranktop.budget.run import Projection, RankBudget, Run
+from ranktop.budget.terms import DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,15 @@ class Facts:
         """Bytes of the worst rank at its peak."""
         return self.rank.total
 
+    @property
+    def buckets(self) -> int:
+        """Bytes of DeepSpeed's gradient buckets while backward runs, 0 without; they need not be there at the peak."""
+        zero = self.plan.zero
+        if zero is None or not zero.contiguous_gradients:
+            return 0
+        count = 1 + zero.overlap_comm if zero.stage < 3 else 1
+        return count * zero.reduce_bucket_size * DTYPE_BYTES[self.plan.precision.parameters]
+
     def at(self, moment: str, category: str) -> int:
         """Return the bytes of a category at a moment, 0 when unknown."""
         amount = self.rank.budget.at(moment).get(category)
@@ -48,7 +58,9 @@ class Facts:
         return highest(self.rank.budget, category)[1] or 0
 
     def part(self, moment: str, category: str, *words: str) -> int:
-        """Return the bytes of the parts of an amount whose names hold one of the words."""
+        """Return the bytes of the parts of an amount whose names hold a word, not as what is left out."""
         amount = self.rank.budget.at(moment).get(category)
         parts = amount.parts if amount is not None else ()
-        return sum(part.bytes for part in parts if any(word in part.name for word in words))
+        return sum(
+            part.bytes for part in parts if any(word in part.name for word in words) and "without" not in part.name
+        )

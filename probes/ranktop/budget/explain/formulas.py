@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ranktop.budget.explain.explanation import Formula, Term
-from ranktop.budget.explain.pictures import away, axes_of, highest, parts_of
+from ranktop.budget.explain.pictures import AT, away, axes_of, highest, parts_of
 from ranktop.budget.explain.whole import Whole
 from ranktop.budget.plan import Plan
 from ranktop.budget.run import RankBudget
@@ -13,11 +13,6 @@ from ranktop.budget.terms import STATES, Amount, Part
 
 LETTERS: Final = {"tensor": "t", "pipeline": "p", "shard": "N", "context": "c"}
 """Letters of the axes in formulas."""
-
-AT: Final = {"parameters": "step_start", "gradients": "backward_end", "optimizer": "step_end"}
-"""Moment at which each state is there, and nothing that only passes."""
-
-ZERO_PAPER: Final = "Rajbhandari et al. 2020, arXiv:1910.02054"
 
 
 def symbols(whole: Whole, plan: Plan) -> tuple[tuple[str, int, str], ...]:
@@ -51,13 +46,18 @@ def _state(category: str, whole: Whole, rank: RankBudget) -> Formula:
         terms=terms,
         budget=amount.bytes,
         moment=moment,
-        source=amount.rule.partition("; up to")[0],
+        source=_rule(amount.rule),
         within=amount.within,
         most=above,
         most_at=top if above is not None else "",
         more=_more(rank, category, top, amount.bytes or 0) if above is not None else (),
     )
     return _with_difference(formula, whole, rank.plan)
+
+
+def _rule(text: str) -> str:
+    """Return a rule without what only a running job's reader needs."""
+    return text.partition("; up to")[0].replace(": as seen on the live optimizer, there is no rule for this class", "")
 
 
 def _terms(category: str, whole: Whole, plan: Plan) -> tuple[Term, ...]:
@@ -74,9 +74,10 @@ def _terms(category: str, whole: Whole, plan: Plan) -> tuple[Term, ...]:
     if not whole.trainable:
         return ()
     if category == "gradients":
-        if whole.gradient is None:
+        each, name = _gradient(whole, plan)
+        if each is None:
             return ()
-        return (Term(symbol=f"{whole.gradient}{letter}{below}", count=whole.trainable, each=whole.gradient, over=over),)
+        return (Term(symbol=f"{each}{letter}{below}", count=whole.trainable, each=each, over=over, name=name),)
     if whole.states is None:
         return ()
     pieces = [("master weights", float(whole.master)), ("states", whole.states)]
@@ -85,6 +86,16 @@ def _terms(category: str, whole: Whole, plan: Plan) -> tuple[Term, ...]:
         for name, each in pieces
         if each
     )
+
+
+def _gradient(whole: Whole, plan: Plan) -> tuple[int | None, str]:
+    """Return the bytes per element just before the optimizer's step, and what they are.
+
+    DeepSpeed's stages 1 and 2 keep a partition in 16 bits and turn it into fp32 group by group as they step.
+    """
+    if plan.zero is not None and plan.zero.stage in (1, 2) and whole.master:
+        return whole.master, "in fp32 for the step"
+    return whole.gradient, ""
 
 
 def _below(category: str, plan: Plan) -> str:
@@ -99,7 +110,7 @@ def _more(rank: RankBudget, category: str, moment: str, before: int) -> tuple[Pa
     found = [part for part in amount.parts if part.name != category]
     if sum(part.bytes for part in found) == (amount.bytes or 0) - before:
         return tuple(sorted(found, key=lambda part: -part.bytes))
-    return (Part("copies for the step" if moment == "optimizer_step" else amount.rule, (amount.bytes or 0) - before),)
+    return (Part("copies for the step", (amount.bytes or 0) - before),) if moment == "optimizer_step" else ()
 
 
 def _with_difference(formula: Formula, whole: Whole, plan: Plan) -> Formula:
@@ -125,6 +136,8 @@ def _why(category: str, difference: int, given: int, plan: Plan) -> str:
         found.append("norms and biases are whole on every tensor-parallel rank")
     if zero is not None and zero.stage == 3 and category == "parameters":
         found.append(f"parameters of at most {zero.persistence_threshold:,} elements stay whole")
+    if zero is not None and zero.stage == 3 and category == "gradients" and plan.precision.master:
+        found.append("a copy of one sub-group in fp32 for the step")
     if zero is not None and zero.stage in (1, 2) and category == "gradients":
         found.append("parameters across the edge of a part are kept whole")
     if plan.strategy == "dp" and layout.replicate_rank:

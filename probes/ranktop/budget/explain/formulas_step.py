@@ -6,9 +6,9 @@ from ranktop.budget.activations.saved import Activations
 from ranktop.budget.explain.explanation import Formula, Term
 from ranktop.budget.explain.pictures import highest
 from ranktop.budget.model import Model, NoRule
-from ranktop.budget.plan import Plan
+from ranktop.budget.plan import Plan, Zero
 from ranktop.budget.run import RankBudget, Run
-from ranktop.budget.terms import Amount, Part
+from ranktop.budget.terms import DTYPE_BYTES, Amount, Part
 
 MIB = 1 << 20
 
@@ -79,7 +79,11 @@ def in_sbh(layer: int, model: Model, plan: Plan) -> str:
 
 
 def _on_top(rank: RankBudget, moment: str) -> tuple[Part, ...]:
-    parts = [part for part in rank.budget.at(moment)["activations"].parts if not part.seen and part.bytes >= MIB]
+    parts = [
+        part
+        for part in rank.budget.at(moment)["activations"].parts
+        if not part.seen and part.bytes >= MIB and not part.name.startswith("saved")
+    ]
     return tuple(sorted(parts, key=lambda part: -part.bytes)[:3])
 
 
@@ -88,16 +92,31 @@ def buffers(rank: RankBudget) -> Formula:
     moment, most = highest(rank.budget, "buffers")
     amount = rank.budget.at(moment).get("buffers", Amount(None, "not budgeted"))
     parts = [part for part in amount.parts if part.bytes >= MIB] or list(amount.parts)
+    terms = [Term(symbol="", count=1, each=part.bytes, name=part.name) for part in parts]
     rest = (most or 0) - sum(part.bytes for part in parts)
+    difference = "module buffers" if rest else ""
+    if rank.plan.zero is not None and not any("reduce_bucket_size" in part.name for part in parts):
+        bucket = _bucket(rank.plan)
+        terms = [bucket, *terms]
+        difference = "the bucket is not there where memory is highest"
     return Formula(
         category="buffers",
-        terms=tuple(Term(symbol="", count=1, each=part.bytes, name=part.name) for part in parts),
+        terms=tuple(terms),
         budget=most,
         moment=moment,
-        difference="module buffers" if rest and most is not None else "",
+        difference=difference if most is not None else "",
         source=amount.rule,
         within=amount.within,
     )
+
+
+def _bucket(plan: Plan) -> Term:
+    """Return the gradient buckets of DeepSpeed's stages 1 and 2, which live in backward only."""
+    zero = plan.zero or Zero()
+    item = DTYPE_BYTES[plan.precision.parameters]
+    count = 1 + zero.overlap_comm
+    name = f"reduce_bucket_size {zero.reduce_bucket_size:,} × {item} bytes" + (" × 2" if zero.overlap_comm else "")
+    return Term(symbol="", count=count, each=zero.reduce_bucket_size * item, name=name)
 
 
 def runtime(rank: RankBudget) -> Formula:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from ranktop.budget.explain.changes import Change, changes
 from ranktop.budget.explain.explanation import Knob
-from ranktop.budget.explain.worst import worst
+from ranktop.budget.explain.worst import known, worst
 from ranktop.budget.model import BadInput, NoRule
 from ranktop.budget.run import Projection, Run
 
@@ -20,7 +20,7 @@ def knobs(run: Run, strategy: str, projection: Projection) -> tuple[Knob, ...]:
     if rank is None:
         return ()
     found = _turned(changes(run, strategy, rank.plan), projection)
-    return tuple(sorted(found, key=lambda knob: (-abs(knob.peak or 0), -abs(knob.sent), -abs(knob.host))))
+    return tuple(sorted(found, key=lambda knob: (-abs(knob.peak), -abs(knob.sent), -abs(knob.host))))
 
 
 def _turned(tried: Iterable[Change], before: Projection) -> Iterator[Knob]:
@@ -28,7 +28,7 @@ def _turned(tried: Iterable[Change], before: Projection) -> Iterator[Knob]:
         knob = turn(change, before)
         if knob is None:
             continue
-        if change.telling or knob.peak is None or max(map(abs, (knob.peak, knob.sent, knob.host))) >= MIB:
+        if change.telling or max(map(abs, (knob.peak, knob.sent, knob.host))) >= MIB:
             yield knob
 
 
@@ -42,6 +42,7 @@ def turn(change: Change, before: Projection) -> Knob | None:
     except (BadInput, NoRule):
         return None
     away = (here.budget.host.bytes or 0) + (here.budget.nvme.bytes or 0)
+    partial = here.total is None or after.peak is None
     return Knob(
         name=change.name,
         before=change.before,
@@ -49,8 +50,9 @@ def turn(change: Change, before: Projection) -> Knob | None:
         how=change.how,
         run=change.run,
         strategy=change.strategy,
-        peak=None if here.total is None or after.peak is None else after.peak - here.total,
+        peak=after.known - known(here.budget) if partial else (after.peak or 0) - (here.total or 0),
         sent=after.sent - before.sent,
         host=after.away - away,
         note=change.note,
+        partial=partial,
     )

@@ -169,8 +169,8 @@ def pipeline(facts: Facts) -> Iterator[Mistake]:
     elif m <= p:
         yield Mistake(
             claim="1F1B needs less memory than GPipe",
-            truth=f"only with more micro-batches than stages: with {m} on {p} stages the first stage keeps all of them "
-            "either way",
+            truth=f"on the first stage only with more micro-batches than stages: with {m} on {p} it keeps all of them "
+            "either way. The last stage keeps one instead of all",
             source="Narayanan et al. 2021, arXiv:2104.04473",
         )
 

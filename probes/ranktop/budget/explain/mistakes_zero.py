@@ -49,14 +49,13 @@ def _overlap(facts: Facts) -> Iterator[Mistake]:
         return
     item = DTYPE_BYTES[facts.plan.precision.parameters]
     rule = round(4.5 * item * (zero.reduce_bucket_size + zero.allgather_bucket_size))
-    buckets = (1 + zero.overlap_comm) * zero.reduce_bucket_size * item
     copy = min(zero.reduce_bucket_size, facts.whole.trainable) * item
     here = "two buckets" if zero.overlap_comm else "one bucket, as overlap_comm is off,"
     yield Mistake(
         claim="overlap_comm takes 4.5 × (allgather_bucket_size + reduce_bucket_size), {rule}",
         truth=f"today's code has {here} of reduce_bucket_size ({{buckets}}) and a flat copy of the one that is sent "
         "({copy}), in backward only; allgather_bucket_size allocates nothing",
-        sizes={"rule": rule, "buckets": buckets, "copy": copy},
+        sizes={"rule": rule, "buckets": facts.buckets, "copy": copy},
         source=DOCUMENTS,
     )
 
@@ -112,7 +111,7 @@ def offload(facts: Facts) -> Iterator[Mistake]:
             claim="offloading frees the GPU of the model",
             truth="the weights stay ({weights}); gradients pass through a bucket ({buckets}) on their way. Weights go "
             "to the host with ZeRO-3 only",
-            sizes={"weights": facts.at("step_start", "parameters"), "buckets": facts.most("buffers")},
+            sizes={"weights": facts.at("step_start", "parameters"), "buckets": facts.buckets},
             source=STAGE_1_2,
         )
     elif facts.strategy == "zero-infinity":
@@ -134,6 +133,6 @@ def _estimated(facts: Facts, estimate: int | None, formula: str) -> Iterator[Mis
         truth="it counts states alone; activations ({activations}), buckets and gathered weights ({buffers}) and the "
         "process ({runtime}) are left out, and the fp32 gradients that it counts live only in the step. Peak: {peak}",
         sizes={"estimate": estimate, "peak": peak, "activations": facts.most("activations"),
-               "buffers": facts.most("buffers"), "runtime": facts.at("backward", "runtime")},
+               "buffers": max(facts.most("buffers"), facts.buckets), "runtime": facts.at("backward", "runtime")},
         source=f"DeepSpeed 0.19.8 estimate_zero{'3' if '4 ×' in formula else '2'}_model_states_mem_needs",
     )  # fmt: skip

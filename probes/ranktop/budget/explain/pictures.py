@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from ranktop.budget.explain.explanation import MOST_RANKS, SHOWN, Moment, Rank, Share
+from ranktop.budget.explain.whole import Whole
 from ranktop.budget.plan import Layout, Plan
 from ranktop.budget.run import Projection, RankBudget
 from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, Budget, Part
@@ -19,13 +20,17 @@ MODEL_AXES: Final = ("pipeline", "tensor")
 _SHORT: Final = {"pipeline": "pp", "replicate": "replica", "shard": "dp", "context": "cp", "tensor": "tp"}
 
 
+AT: Final = {"parameters": "step_start", "gradients": "backward_end", "optimizer": "step_end"}
+"""Moment at which each state is there, and nothing that only passes."""
+
+
 def axes_of(category: str, plan: Plan) -> tuple[str, ...]:
-    """Return the axes over which a category is dealt out."""
+    """Return the axes over which a category is dealt out; gradients as they are when backward has ended."""
     zero, fsdp = plan.zero, plan.fsdp
     stage = zero.stage if zero is not None else 0
     sharded = {
         "parameters": stage >= 3 or fsdp is not None,
-        "gradients": stage >= 2 or fsdp is not None,
+        "gradients": stage >= 1 or fsdp is not None,
         "optimizer": stage >= 1 or fsdp is not None or plan.strategy == "3d" or plan.stack == "megatron",
     }
     if category == "activations":
@@ -42,7 +47,7 @@ def parts_of(category: str, plan: Plan) -> int:
     return count
 
 
-def ranks(projection: Projection) -> tuple[Rank, ...]:
+def ranks(projection: Projection, whole: Whole) -> tuple[Rank, ...]:
     """Return the ranks of the picture: all of them, or some that are spread evenly from the first to the last."""
     rank = projection.rank
     if rank is None:
@@ -50,10 +55,10 @@ def ranks(projection: Projection) -> tuple[Rank, ...]:
     layout = rank.plan.layout
     world = layout.world_size
     some = range(world) if world <= MOST_RANKS else [i * (world - 1) // (MOST_RANKS - 1) for i in range(MOST_RANKS)]
-    return tuple(_rank(number, projection) for number in some)
+    return tuple(_rank(number, projection, whole) for number in some)
 
 
-def _rank(number: int, projection: Projection) -> Rank:
+def _rank(number: int, projection: Projection, whole: Whole) -> Rank:
     worst = projection.ranks[projection.worst]
     layout = worst.plan.layout
     place = _place(number, layout)
@@ -61,7 +66,7 @@ def _rank(number: int, projection: Projection) -> Rank:
     return Rank(
         rank=number,
         place=tuple((_SHORT[axis], at) for axis, at in place.items() if getattr(layout, axis) > 1),
-        shares=tuple(_share(category, place, kind) for category in SHOWN),
+        shares=tuple(_share(category, place, kind, whole) for category in SHOWN),
     )
 
 
@@ -75,17 +80,24 @@ def _place(number: int, layout: Layout) -> dict[str, int]:
     return dict(reversed(found.items()))
 
 
-def _share(category: str, place: dict[str, int], kind: RankBudget) -> Share:
+def _share(category: str, place: dict[str, int], kind: RankBudget, whole: Whole) -> Share:
     plan, most = kind.plan, highest(kind.budget, category)[1]
+    held = kind.budget.at(AT[category])[category].bytes if category in AT else most
     if category in ("parameters", "gradients", "optimizer") and away(category, plan):
-        return Share(category=category, parts=0, away=away(category, plan))
+        return Share(category=category, parts=0, bytes=held, away=away(category, plan))
     if most == 0:
-        return Share(category=category, parts=0)
-    index = 0
-    for axis in axes_of(category, plan):
+        return Share(category=category, parts=0, bytes=0)
+    axes = axes_of(category, plan)
+    if category == "gradients" and plan.zero is not None and plan.zero.stage == 1 and not plan.zero.overlap_comm:
+        # Until backward has ended every rank has them all, in 16 bits; a part of them is left for the step.
+        axes = MODEL_AXES
+        held = None if whole.gradient is None else whole.gradient * whole.trainable
+    index, parts = 0, 1
+    for axis in axes:
+        parts *= int(getattr(plan.layout, axis))
         index = index * int(getattr(plan.layout, axis)) + place[axis]
     own = category == "activations" and plan.layout.data > 1
-    return Share(category=category, parts=parts_of(category, plan), index=index, own=own)
+    return Share(category=category, parts=parts, index=index, bytes=held, own=own)
 
 
 def away(category: str, plan: Plan) -> str:
@@ -151,11 +163,12 @@ def moments(rank: RankBudget) -> tuple[Moment, ...]:
 
 def _passing(rank: RankBudget, moment: str) -> Part | None:
     """Return the largest piece beside weights, optimizer state and what forward saved."""
+    saved = {part.name for part in rank.budget.at("forward_end")["activations"].parts}
     parts = [
         part
         for category in ("gradients", "activations", "buffers")
         for part in rank.budget.at(moment)[category].parts
-        if not part.seen or category == "buffers"
+        if (not part.seen or category == "buffers") and part.name not in saved and not part.name.startswith("saved")
     ]
     largest = max(parts, key=lambda part: part.bytes, default=None)
     return largest if largest is not None and largest.bytes >= (1 << 20) else None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ranktop.budget.expected import habits
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.optimizers import Piece, optimizer_amount
 from ranktop.budget.plan import Layout, Plan
 from ranktop.budget.project import inventory
 from ranktop.budget.run import Run
 from ranktop.budget.terms import DTYPE_BYTES
+from ranktop.budget.zero_job import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,9 @@ def whole(run: Run, plan: Plan) -> Whole:
             trained[kind.itemsize] = trained.get(kind.itemsize, 0) + numel
     stored = max(trained, key=lambda item: trained[item]) if trained else 4
     master = _master(plan, stored)
+    if plan.zero is not None:
+        # DeepSpeed's own optimizers have states that torch's rules do not know.
+        plan = Job(found, alone, plan.zero, first_step=False).plan
     return Whole(
         inventory=found,
         parameters=sum(by_item.values()),
@@ -63,9 +66,11 @@ def whole(run: Run, plan: Plan) -> Whole:
 
 
 def _gradient(plan: Plan, trained: dict[int, int]) -> int | None:
-    own = habits(plan).precision.gradients
+    own = plan.precision.gradients
     if plan.zero is not None:
         own = plan.zero.gradient_dtype
+    elif plan.stack == "megatron" and own is None:
+        own = plan.precision.master  # its main gradients are reduced and kept in fp32
     if own is not None:
         return DTYPE_BYTES[own]
     return next(iter(trained)) if len(trained) == 1 else None

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ranktop.budget.explain.pictures import STEP
 from ranktop.budget.models.stages import stage_layers
 from ranktop.budget.plan import Layout, Plan
 from ranktop.budget.project import collectives_of, places, rank_budget
@@ -24,6 +25,8 @@ class Worst:
     budget: Budget
     peak: int | None
     """Bytes at the peak."""
+    known: int
+    """Bytes of what is known where that is largest within a step; equal to ``peak`` when that is known."""
     sent: int
     """Bytes that one GPU sends per step."""
 
@@ -38,12 +41,17 @@ def worst(run: Run, strategy: str) -> Worst:
     plan = plan_of(run, strategy)
     budgets = [rank_budget(run, replace(plan, layout=place)) for place in _candidates(run, plan)]
     budget = max(budgets, key=_size)
-    return Worst(budget, _total(budget), sum(one.sent for one in collectives_of(run, plan)))
+    return Worst(budget, _total(budget), known(budget), sum(one.sent for one in collectives_of(run, plan)))
 
 
 def _total(budget: Budget) -> int | None:
     peak = budget.peak()
     return None if peak is None else budget.total(peak)
+
+
+def known(budget: Budget) -> int:
+    """Return the bytes of what is known where that is largest within a step."""
+    return max(sum(amount.bytes or 0 for amount in budget.at(moment).values()) for moment in STEP)
 
 
 def _size(budget: Budget) -> int:
