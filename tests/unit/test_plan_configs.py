@@ -12,6 +12,8 @@ from ranktop.tui.plan import plan
 
 BASE = ("--model", "gpt2", "--seq-len", "256")
 
+FEW = "ddp,zero2,zero3-offload,fsdp-full"
+
 DEEPSPEED: dict[str, Any] = {
     "train_batch_size": 32,
     "train_micro_batch_size_per_gpu": 2,
@@ -157,7 +159,7 @@ def test_two_configs_are_one_too_many(capsys: pytest.CaptureFixture[str], deepsp
 
 
 def test_the_search_puts_what_fits_first(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--world-size", "4", "--device-memory", "4GiB", "--global-batch", "16", "--fit")
+    arguments = ("--world-size", "4", "--device-memory", "4GiB", "--global-batch", "16", "--fit", "--strategy", FEW)
     answer = asked(capsys, *arguments)
     assert set(answer) == {"schema", "model", "run", "fit"}
     found = answer["fit"]
@@ -174,7 +176,7 @@ def test_the_search_puts_what_fits_first(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_search_says_what_is_nearest_when_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--world-size", "4", "--device-memory", "500MiB", "--global-batch", "16", "--fit")
+    arguments = ("--world-size", "4", "--device-memory", "500MiB", "--global-batch", "16", "--fit", "--strategy", FEW)
     nearest = asked(capsys, *arguments)["fit"]["nearest"]
     assert nearest["missing"] == -nearest["headroom"] > 0
     assert plan([*BASE, *arguments]) == 0

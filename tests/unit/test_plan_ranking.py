@@ -32,8 +32,18 @@ def test_best(capsys: pytest.CaptureFixture[str], strategies: str, memory: str, 
 
 
 def test_a_pipeline_that_waits_is_not_the_best(capsys: pytest.CaptureFixture[str]) -> None:
-    run = ("--model", "llama-3-8b", "--seq-len", "4096", "--world-size", "8", "--gpu", "h200")
-    run += ("--strategy", "fsdp-full,pp-1f1b")
+    run = [
+        "--model",
+        "llama-3-8b",
+        "--seq-len",
+        "4096",
+        "--world-size",
+        "8",
+        "--gpu",
+        "h200",
+        "--strategy",
+        "fsdp-full,pp-1f1b",
+    ]
     assert best(capsys, *run) == "fsdp-full"
     assert best(capsys, *run, "--grad-accum", "1024") == "pp-1f1b"
 

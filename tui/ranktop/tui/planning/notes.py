@@ -115,7 +115,7 @@ def _best(answer: Answer) -> Iterator[Note]:
         speed = "" if run.link else " (400 Gb/s taken; --link)"
         yield (
             "* best",
-            f"{answer.best}: of those that fit, loses least to sending, copying and idle GPUs, per sample{speed}",
+            f"{answer.best}: of those that fit, loses least per sample to sending, copying, idle GPUs{speed}",
         )
     elif any(row.fits is False for row in answer.rows):
         some = any(row.fits is None and not row.projection.refused for row in answer.rows)
