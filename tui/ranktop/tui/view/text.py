@@ -9,8 +9,6 @@ from typing import Final
 
 from rich.cells import cell_len, set_cell_size
 
-from ranktop.wire.codec import clean
-
 Span = tuple[str, str]
 """Text and the name of its style (space-separated words that the theme knows)."""
 
@@ -158,6 +156,9 @@ def duration(value: float) -> str:
 @lru_cache(maxsize=4096)
 def plain(text: str) -> str:
     """Return text from the wire as one line without control characters."""
+    # Not at the top: commands that only print would wait for the wire's libraries.
+    from ranktop.wire.codec import clean
+
     return " ".join(clean(text).split())
 
 
