@@ -50,6 +50,8 @@ _DEVICES: Final = (
     Device("h200", 143771, 139.80, 450e9, _PCIE5),
     Device("h100", 81559, 79.10, 450e9, _PCIE5),
     Device("h100-pcie", 81559, 79.10, None, _PCIE5),
+    Device("h100-nvl", 95830, 93.09, None, _PCIE5),
+    Device("rtx-pro-6000", 97887, 94.97, None, _PCIE5),
     Device("a100-80", 81920, 79.15, 300e9, _PCIE4),
     Device("a100-40", 40960, 39.38, 300e9, _PCIE4),
     Device("v100-32", 32768, 31.73, 150e9, _PCIE3),
@@ -57,8 +59,8 @@ _DEVICES: Final = (
     Device("l40s", 46068, 44.39, None, _PCIE4),
     Device("l40", 46068, 44.39, None, _PCIE4),
     Device("a40", 46068, 44.34, None, _PCIE4),
-    Device("a6000", 49140, 47.53, None, _PCIE4),
-    Device("rtx-6000-ada", 49140, 47.50, None, _PCIE4),
+    Device("a6000", 49140, 47.40, None, _PCIE4),
+    Device("rtx-6000-ada", 49140, 47.40, None, _PCIE4),
     Device("l4", 23034, 22.03, None, _PCIE4),
     Device("a10", 23028, 22.03, None, _PCIE4),
     Device("a10g", 23028, 22.03, None, _PCIE4),
@@ -74,7 +76,7 @@ _DEVICES: Final = (
 _BY_NAME: Final = {device.name: device for device in _DEVICES}
 
 _WORDS_WITHOUT_MEANING: Final = frozenset(
-    ("nvidia", "amd", "geforce", "tesla", "instinct", "quadro", "gpu", "graphics", "generation", "hbm2", "hbm2e",
+    ("nvidia", "amd", "geforce", "tesla", "instinct", "quadro", "gpu", "graphics", "generation", "blackwell", "server", "workstation", "edition", "hbm2", "hbm2e",
      "hbm3", "hbm3e", "rtx", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "oam")
 )  # fmt: skip
 

@@ -66,7 +66,9 @@ def fetches(
     ends, again, before = _tables(parameters, uses)
     queue = [(one, at) for at, module in enumerate(uses) for one in module]
     found = Fetches()
+    numels = [one.numel for one in parameters]
     here = [one.persistent for one in parameters]
+    kept = tuple(here)
     fetched_for = [-1] * len(parameters)
     live = head = 0
     for at, module in enumerate(uses):
@@ -74,23 +76,25 @@ def fetches(
         wanted = [one for one in module if not here[one]]
         live += _gather(found, parameters, wanted, here, backward) if wanted else 0
         for one in module:
-            fetched_for[one] = max(fetched_for[one], at)
+            if fetched_for[one] < at:
+                fetched_for[one] = at
         head = max(head, ends[at])
         room = min(max_live - live, prefetch)
         ahead: dict[int, None] = {}
         while head < len(queue) and room > 0:
             one, use = queue[head]
             head += 1
-            fetched_for[one] = max(fetched_for[one], use)
+            if fetched_for[one] < use:
+                fetched_for[one] = use
             if not here[one] and one not in ahead:
                 ahead[one] = None
-                room -= parameters[one].numel
+                room -= numels[one]
         live += _gather(found, parameters, ahead, here, backward) if ahead else 0
         near = again[at] >= 0 and before[again[at]] - before[at + 1] < reuse
         for one in module:
-            if not near and not parameters[one].persistent and fetched_for[one] <= at + 1:
+            if not near and not kept[one] and fetched_for[one] <= at + 1:
                 here[one] = False
-                live -= parameters[one].numel
+                live -= numels[one]
     return found
 
 
