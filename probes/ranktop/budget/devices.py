@@ -76,9 +76,33 @@ _DEVICES: Final = (
 _BY_NAME: Final = {device.name: device for device in _DEVICES}
 
 _WORDS_WITHOUT_MEANING: Final = frozenset(
-    ("nvidia", "amd", "geforce", "tesla", "instinct", "quadro", "gpu", "graphics", "generation", "blackwell", "server", "workstation", "edition", "hbm2", "hbm2e",
-     "hbm3", "hbm3e", "rtx", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "oam")
-)  # fmt: skip
+    [
+        "nvidia",
+        "amd",
+        "geforce",
+        "tesla",
+        "instinct",
+        "quadro",
+        "rtx",
+        "gpu",
+        "graphics",
+        "generation",
+        "blackwell",
+        "server",
+        "workstation",
+        "edition",
+        "hbm2",
+        "hbm2e",
+        "hbm3",
+        "hbm3e",
+        "sxm",
+        "sxm2",
+        "sxm3",
+        "sxm4",
+        "sxm5",
+        "oam",
+    ]
+)
 
 
 def names() -> tuple[str, ...]:
