@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ranktop.budget.inventory import Inventory, Kind
-from ranktop.budget.plan import Batch, Fsdp, Layout, OptimizerPlan, Plan, Precision, State
+from ranktop.budget.plan import Batch, Forward, Fsdp, Layout, OptimizerPlan, Plan, Precision, State
 from ranktop.budget.terms import MOMENTS, Memory
 from ranktop.probes.reading import Collectives, DeviceIdentity, DeviceReading, GroupPosition, StepTimes
 from ranktop.tui.session.source import Link, Received, Reset
@@ -96,6 +96,10 @@ class Spec:
     power: float | None = 660.0
     temperature: int | None = 61
     step_s: float = 2.31
+    forward_share: float = 1.0
+    """Share of the activations that the end of forward has: a loss outside of the model comes later."""
+    resting: int = 34_668_544
+    """Activations between the steps: a batch's tokens, libraries' workspaces."""
 
 
 @dataclass
@@ -131,10 +135,9 @@ class FakeJob:
 
     def memory(self, rank: int, moment: str) -> Memory:
         spec = self.specs[rank]
-        share = {"step_start": 0.02, "forward_end": 0.97, "backward_start": 1.0, "backward_end": 0.06,
-                 "step_end": 0.02}.get(moment, 0.55)  # fmt: skip
+        share = {"forward_end": spec.forward_share, "backward_start": 1.0, "now": 0.55}.get(moment, 0.0)
         parameters, gradients, optimizer = spec.states
-        activations = int(spec.activations * share)
+        activations = int(spec.activations * share) or spec.resting
         cache = spec.cache + spec.activations - activations
         used = parameters + gradients + optimizer + activations + spec.buffers + cache + spec.runtime + spec.other
         return Memory(
@@ -257,22 +260,23 @@ def fsdp_job(ranks: int = 8) -> FakeJob:
     shard = inventory.numel // ranks * 4
     specs = {}
     for rank in range(ranks):
-        activations = int((33.2 + 0.1 * (rank * 5 % 4)) * GIB)
+        activations = 31_748_908_032 + 50 * MIB * (rank * 5 % 4)
         runtime = int((2.35 + 0.01 * rank) * GIB)
         if rank % 8 == 3:
-            activations = int(43.5 * GIB)
+            activations = int(40.8 * GIB)
         if rank % 8 == 6:
             runtime = int(8.4 * GIB)
         specs[rank] = Spec(
-            states=(shard, shard, 2 * shard), activations=activations, buffers=int(1.5 * GIB),
+            states=(shard, shard, 2 * shard), activations=activations, buffers=0,
             cache=int((1.2 + 0.25 * (rank * 3 % 5)) * GIB), runtime=runtime, other=0, total=H100,
             utilization=95 + rank % 4, power=620.0 + 10 * (rank * 7 % 8), temperature=58 + rank * 3 % 7,
         )  # fmt: skip
     plan = Plan(
         strategy="fsdp2", layout=Layout(world_size=ranks, shard=ranks), fsdp=Fsdp(version=2),
         precision=Precision(parameters="float32", compute="bfloat16", reduce="float32"), optimizer=ADAMW,
-        batch=Batch(micro_batch=2, sequence_length=8192, accumulation=1), checkpointing="none",
-        gradients_at=MOMENTS,
+        batch=Batch(micro_batch=1, sequence_length=4096, accumulation=1), checkpointing="none",
+        gradients_at=MOMENTS, loss="hf",
+        forward=Forward(heads=32, output_bytes=4096 * 128256 * 2 + 4, loss_inside=True),
     )  # fmt: skip
 
     def device(rank: int) -> DeviceIdentity:
@@ -292,15 +296,16 @@ def host_job() -> FakeJob:
     total = 24 * GIB
     specs = {
         rank: Spec(
-            states=(shard, shard, 2 * shard), activations=(21 + rank) * MIB, buffers=0, cache=6 * MIB,
-            runtime=318 * MIB, other=5 * GIB, total=total, utilization=None, power=None, temperature=None,
-            step_s=0.042,
+            states=(shard, shard, 2 * shard + 4 * len(inventory)), activations=107_468_080 + rank * MIB, buffers=0,
+            cache=6 * MIB, runtime=318 * MIB, other=5 * GIB, total=total, utilization=None, power=None, temperature=None,
+            step_s=0.042, forward_share=0.845, resting=42_800,
         )
         for rank in range(2)
     }  # fmt: skip
     plan = Plan(
         strategy="fsdp2", layout=Layout(world_size=2, shard=2), fsdp=Fsdp(version=2), optimizer=ADAMW,
-        batch=Batch(micro_batch=8, sequence_length=128, accumulation=1), gradients_at=MOMENTS,
+        batch=Batch(micro_batch=8, sequence_length=128, accumulation=1), gradients_at=MOMENTS, host=True,
+        forward=Forward(heads=8, output_bytes=8 * 128 * 4096 * 4, loss_inside=False),
     )  # fmt: skip
 
     def device(rank: int) -> DeviceIdentity:

@@ -40,13 +40,13 @@ def test_moving() -> None:
 def test_sort_and_reverse() -> None:
     async def sorting() -> None:
         async with dashboard(fsdp_job()) as run:
-            await run.press("s")
+            await run.press("o")
             table = run.ranks.last
             assert table is not None
             assert [row.view.rank for row in table.table.rows[:2]] == [3, 6]
             assert "▼GiB" in run.text()
             assert "sorted by used" in run.text()
-            await run.press("S")
+            await run.press("O")
             assert "▲GiB" in run.text()
             assert run.ranks.last is not None
             used = [row.used("device") or 0 for row in run.ranks.last.table.rows]
@@ -126,8 +126,8 @@ def test_moments() -> None:
             await run.press("right_square_bracket", "m")
             assert "start of the step, step 1,206" in run.text()
             activations = next(line for line in run.text().splitlines() if "activations " in line)
-            # 2 % of 33.2 GiB are alive when a step starts.
-            assert "0.66" in activations
+            # Between the steps there are tokens and library workspaces, as expected.
+            assert activations.count("0.03") == 2
 
     asyncio.run(moments())
 
@@ -135,12 +135,12 @@ def test_moments() -> None:
 def test_scale() -> None:
     async def scaling() -> None:
         async with dashboard(host_job(), (120, 24)) as run:
-            assert "60 MiB" in run.text().splitlines()[1]
+            assert "process: 500 MiB of 24 GiB" in run.text().splitlines()[1]
             assert "█" in run.row_of(0)
             await run.press("z")
             assert run.ranks.options.zoom == "device"
             assert "24 GiB" in run.text().splitlines()[1]
-            # 32 MiB of 24 GiB are less than a cell: nothing is expected there that could be seen.
+            # 135 MiB of 24 GiB are less than a cell: nothing is expected there that could be seen.
             assert "█" not in run.row_of(0)
             await run.press("z")
             assert "process" in run.text().splitlines()[1]
@@ -157,7 +157,7 @@ def test_detail_pages_and_rules() -> None:
             await run.press("tab")
             assert "LlamaForCausalLM" in run.text()
             await run.press("tab")
-            assert "not budgeted yet" in run.text()
+            assert "Llama-like" in run.text()
             await run.press("e")
             assert "collectives" in run.text()
             await run.press("e")

@@ -105,7 +105,7 @@ async def compare_frames(theme: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for turn in range(12):
             caught.clear()
             if turn in (4, 8):
-                await run.press("down" if turn == 4 else "s")
+                await run.press("down" if turn == 4 else "o")
             await run.after(1.0)
             for update in caught:
                 if isinstance(update, ChopsUpdate):

@@ -75,7 +75,7 @@ def test_values_are_those_of_the_peak_moment() -> None:
     assert rank["measured"]["gradients"] == 400 == rank["expected"]["gradients"]
     assert rank["now"]["gradients"] is None
     assert rank["reasons"]["gradients"] == "now: shown together with activations"
-    assert rank["reasons"]["runtime"].startswith("now: no permission; expected: ")
+    assert rank["reasons"]["runtime"].startswith("now: no permission")
     assert rank["reasons"]["cache"] == "expected: not part of a budget"
     assert rank["device"] == {
         **{"kind": "cuda", "uuid": "GPU-1", "name": "H100", "total": 2810},

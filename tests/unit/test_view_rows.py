@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from fake_job import FakeClock, FakeJob, FakeSource, fsdp_job, host_job
 
-from ranktop.budget.terms import Amount, Budget
+from ranktop.budget.terms import STATES, Amount, Budget
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Session, Snapshot
@@ -92,32 +92,34 @@ def test_nodes_are_named_when_there_are_several() -> None:
 def test_small_jobs_zoom_in_and_say_so() -> None:
     picture = snapshot(host_job())
     made = table(picture, Options(), 120)
-    assert made.scale.zoom == "tensors"
+    assert made.scale.zoom == "process"
     assert made.scale.unit.name == "MiB"
-    # 32.6 MiB of states and 21 or 22 MiB of activations at the peak.
-    assert made.scale.bytes == 60 * MIB
-    assert "tensors: 60 MiB of 24 GiB" in text(drawn(picture, size=(120, 24)).heading)
-    assert "zoom 60 MiB" in text(drawn(picture).heading)
+    # 318 MiB of libraries, 33 MiB of states and 103 MiB of activations at the peak.
+    assert made.scale.bytes == 500 * MIB
+    assert "process: 500 MiB of 24 GiB" in text(drawn(picture, size=(120, 24)).heading)
+    assert "zoom 500 MiB" in text(drawn(picture).heading)
+    tensors = table(picture, Options(zoom="tensors"), 120).scale
+    assert tensors.bytes == 150 * MIB
     device = table(picture, Options(zoom="device"), 120).scale
     assert (device.bytes, device.unit.name) == (24 * GIB, "GiB")
-    process = table(picture, Options(zoom="process"), 120).scale
-    assert process.bytes == 400 * MIB
     assert table(snapshot(fsdp_job()), Options(), 120).scale.zoom == "device"
 
 
 def test_the_difference_covers_what_has_both_sides_and_is_named_after_it() -> None:
     picture = snapshot(fsdp_job())
     made = table(picture, Options(), 120)
-    assert made.budgeted == ("parameters", "gradients", "optimizer")
-    assert delta_title(made) == "states"
-    assert made.rows[3].total_delta == 0
-    assert made.rows[3].delta("activations") is None
-    activations = Amount(33 * GIB, "a rule")
-    full = {moment: {**amounts, "activations": activations} for moment, amounts in _moments(picture).items()}
-    views = tuple(replace(view, budget=Budget(full)) for view in picture.ranks)
-    budgeted = table(replace(picture, ranks=views), Options(), 120)
-    assert delta_title(budgeted) == "exp"
-    assert budgeted.rows[3].total_delta == pytest.approx(10.5 * GIB, rel=0.001)
+    assert made.budgeted == ("parameters", "gradients", "optimizer", "activations", "buffers", "runtime")
+    assert delta_title(made) == "exp"
+    assert made.rows[3].total_delta == pytest.approx(11.2 * GIB, rel=0.01)
+    assert made.rows[6].delta("runtime") is None, "nothing differs from a guess"
+    unknown = Amount(None, "a reason")
+    states = {
+        moment: {name: amounts[name] if name in STATES else unknown for name in amounts}
+        for moment, amounts in _moments(picture).items()
+    }
+    views = tuple(replace(view, budget=Budget(states)) for view in picture.ranks)
+    fewer = table(replace(picture, ranks=views), Options(), 120)
+    assert (delta_title(fewer), fewer.rows[3].total_delta) == ("states", 0)
 
 
 def _moments(picture: Snapshot) -> dict[str, dict[str, Amount]]:
@@ -140,7 +142,7 @@ def test_expected_memory_that_is_missing_is_seen_in_the_upper_half() -> None:
 def test_unknown_numbers_are_dashes_and_zero_is_zero() -> None:
     job = host_job()
     made = drawn(snapshot(job), size=(120, 40))
-    assert any(text(line).startswith(" ■ buffers            –     0.00") for line in made.facts)
+    assert any(text(line).startswith(" ■ cache              –     6.00") for line in made.facts)
     empty = Snapshot(now=0.0, job=None, state="starting", ranks=(RankView(rank=0, state="missing", age=None),))
     assert "–" in text(drawn(empty, size=(120, 40)).numbers[0])
 

@@ -24,6 +24,7 @@ from ranktop.tui.pacing import Pacer
 from ranktop.tui.painting import SpansUpdate
 from ranktop.tui.screens.choose import StartScreen
 from ranktop.tui.screens.help import HelpScreen
+from ranktop.tui.screens.live import LiveScreen
 from ranktop.tui.screens.ranks import RanksScreen
 from ranktop.tui.session.source import Link, Source
 from ranktop.tui.session.state import Session
@@ -116,7 +117,7 @@ class RanktopApp(App[int]):
     def beat(self) -> None:
         """Take what has arrived and draw when a frame is due: one timer for both, each wake-up costs."""
         self.drain()
-        if isinstance(self.screen, RanksScreen):
+        if isinstance(self.screen, LiveScreen):
             self.screen.tick()
         self._look_every(SELDOM if 0 < len(self.session.ranks) <= FEW_RANKS else DRAIN_EVERY)
 
@@ -218,7 +219,7 @@ class RanktopApp(App[int]):
     def on_cursor_position(self, event: events.CursorPosition) -> None:
         """Take the terminal's answer: it has read the last frame."""
         self.pacer.answered()
-        if isinstance(self.screen, RanksScreen):
+        if isinstance(self.screen, LiveScreen):
             self.screen.tick()
 
     def action_theme(self) -> None:
@@ -226,7 +227,7 @@ class RanktopApp(App[int]):
         self.palette = after(self.palette)
         self.theme = self.palette.textual
         for screen in self.screen_stack:
-            if isinstance(screen, RanksScreen):
+            if isinstance(screen, LiveScreen):
                 screen.say(f"theme: {self.palette.name}")
             elif isinstance(screen, StartScreen):
                 screen.draw()
@@ -236,8 +237,10 @@ class RanktopApp(App[int]):
         if isinstance(self.screen, HelpScreen):
             return
         screen = self.screen
-        options = screen.options if isinstance(screen, RanksScreen) else RanksScreen(self.glyphs).options
-        self.push_screen(HelpScreen(options))
+        if isinstance(screen, LiveScreen):
+            self.push_screen(HelpScreen(screen.options, screen.KEYS))
+        else:
+            self.push_screen(HelpScreen(RanksScreen(self.glyphs).options, KEYS))
 
     async def action_quit(self) -> None:
         """End with exit code 0."""

@@ -27,8 +27,8 @@ KEYS: Final = (
     Key("page-down", "pagedown", "PgDn", "page(1)", "one screen down", "move"),
     Key("first-rank", "home", "Home", "edge(-1)", "to the first rank", "move"),
     Key("last-rank", "end", "End", "edge(1)", "to the last rank", "move"),
-    Key("sort", "s", "s", "sort", "sort by the next column", "order"),
-    Key("reverse", "S", "S", "reverse", "reverse the order", "order"),
+    Key("sort", "o", "o", "sort", "sort by the next column", "order"),
+    Key("reverse", "O", "O", "reverse", "reverse the order", "order"),
     Key("filter", "slash", "/", "filter", "show ranks by number, node, device or state; ! = out of line", "order"),
     Key("clear", "escape", "Esc", "clear", "drop the filter", "order"),
     Key("next-moment", "m,right_square_bracket", "m ]", "moment(1)", "next moment of the step, peak and now", "look"),
@@ -37,6 +37,7 @@ KEYS: Final = (
     Key("detail", "enter", "Enter", "detail", "detail of the selected rank on or off", "look"),
     Key("detail-page", "tab", "Tab", "side(1)", "next side of the detail: steps, card, rules", "look"),
     Key("rules", "e", "e", "rules", "explain: the rule behind each expected number", "look"),
+    Key("strategies", "s", "s", "strategies", "this job under every strategy", "screens"),
     Key("freeze", "space", "Space", "freeze", "freeze the picture; again to go on", "look"),
     Key("theme", "t", "t", "theme", "next theme: dark, light, the terminal's own colours", "program"),
     Key("help", "question_mark", "?", "help", "this help", "program"),
@@ -45,4 +46,41 @@ KEYS: Final = (
     Key("quit-now", "ctrl+c", "Ctrl+C", "quit", "quit, also while typing", "program", priority=True),
 )  # fmt: skip
 
-GROUPS: Final = {"move": "Move", "order": "Order and filter", "look": "Look", "program": "Program"}
+STRATEGY_KEYS: Final = (
+    Key("strategy-up", "up,k", "↑ k", "move(-1)", "one strategy up", "move"),
+    Key("strategy-down", "down,j", "↓ j", "move(1)", "one strategy down", "move"),
+    Key("strategy-page-up", "pageup", "PgUp", "move(-10)", "ten up", "move"),
+    Key("strategy-page-down", "pagedown", "PgDn", "move(10)", "ten down", "move"),
+    Key("strategy-first", "home", "Home", "move(-100)", "to the job's own strategy", "move"),
+    Key("strategy-last", "end", "End", "move(100)", "to the last one", "move"),
+    Key("explain", "enter,e", "Enter e", "explain", "explain the selected strategy for this job", "look"),
+    Key("what-fits", "g", "g", "fit", "search the plans that fit, for the same global batch", "look"),
+    Key("world", "w", "w", "change('world_size', 1)", "twice the ranks (W: half)", "what if"),
+    Key("world-back", "W", "W", "change('world_size', -1)", "half the ranks", "back"),
+    Key("batch", "b", "b", "change('micro_batch', 1)", "twice the micro-batch (B: half)", "what if"),
+    Key("batch-back", "B", "B", "change('micro_batch', -1)", "half the micro-batch", "back"),
+    Key("length", "l", "l", "change('sequence_length', 1)", "twice the sequence length (L: half)", "what if"),
+    Key("length-back", "L", "L", "change('sequence_length', -1)", "half the sequence length", "back"),
+    Key("precision", "p", "p", "change('precision', 1)", "next precision (P: previous)", "what if"),
+    Key("precision-back", "P", "P", "change('precision', -1)", "previous precision", "back"),
+    Key("checkpointing", "c", "c", "change('checkpointing', 1)", "next checkpointing (C: previous)", "what if"),
+    Key("checkpointing-back", "C", "C", "change('checkpointing', -1)", "previous checkpointing", "back"),
+    Key("optimizer", "o", "o", "change('optimizer', 1)", "next optimizer (O: previous)", "what if"),
+    Key("optimizer-back", "O", "O", "change('optimizer', -1)", "previous optimizer", "back"),
+    Key("offload", "f", "f", "change('offload', 1)", "FSDP's states on the CPU or not (ZeRO's have rows)", "what if"),
+    Key("offload-back", "F", "F", "change('offload', -1)", "the same, back", "back"),
+    Key("as-it-runs", "x", "x", "as_it_runs", "drop all changes: the job as it runs", "what if"),
+    Key("ranks", "escape,r,s", "Esc r", "back", "back to the ranks", "screens"),
+)  # fmt: skip
+"""Keys of the strategies screen, beside the program's."""
+
+GROUPS: Final = {
+    "move": "Move", "order": "Order and filter", "look": "Look", "what if": "What if", "screens": "Screens",
+    "program": "Program",
+}  # fmt: skip
+"""Groups that the help shows, with their titles."""
+
+
+def shown_keys(keys: tuple[Key, ...]) -> tuple[Key, ...]:
+    """Return a screen's keys with the program's behind them."""
+    return (*(key for key in keys if key.group != "program"), *(key for key in KEYS if key.group == "program"))

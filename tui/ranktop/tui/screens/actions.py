@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from textual import events
-from textual.screen import Screen
 
-from ranktop.tui.session.state import Snapshot
+from ranktop.tui.screens.live import LiveScreen
 from ranktop.tui.view.frame import Frame
-from ranktop.tui.view.options import MOMENT_CHOICES, MOMENT_WORDS, PAGES, SORTS, ZOOMS, Options
+from ranktop.tui.view.options import MOMENT_CHOICES, MOMENT_WORDS, PAGES, SORTS, ZOOMS
 from ranktop.tui.view.text import plain
 
-if TYPE_CHECKING:
-    from ranktop.tui.app import RanktopApp
 
-NOTICE_SECONDS = 3.0
-
-
-class RankActions(Screen[None]):
+class RankActions(LiveScreen):
     """State that the keys change and the actions that change it; a subclass draws."""
 
-    app: RanktopApp
-    options: Options
-    frozen: Snapshot | None = None
-    """The picture that stands still, None while live."""
     last: Frame | None = None
     """The frame on the screen."""
-    notice: str = ""
-    notice_until: float = 0.0
-
-    def hurry(self) -> None:
-        """Ask for a frame at once."""
-        raise NotImplementedError
-
-    def say(self, text: str) -> None:
-        """Tell something in the last line for a few seconds."""
-        self.notice = text
-        self.notice_until = self.app.clock() + NOTICE_SECONDS
-        self.hurry()
 
     def go_to(self, row: int) -> None:
         """Select the rank in a row of the list, or the nearest one."""
@@ -153,3 +129,9 @@ class RankActions(Screen[None]):
         else:
             self.frozen = self.options.frozen_at = None
             self.say("live again")
+
+    def action_strategies(self) -> None:
+        """Go to the strategies."""
+        from ranktop.tui.screens.strategies import StrategiesScreen
+
+        self.app.push_screen(StrategiesScreen(self.options))

@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
+from ranktop.tui.keys import Key
 from ranktop.tui.view.help import help_lines
 from ranktop.tui.view.options import Options
 from ranktop.tui.widgets.lines import Lines
@@ -30,9 +31,9 @@ class HelpScreen(ModalScreen[None]):
 
     app: RanktopApp
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, keys: tuple[Key, ...]) -> None:
         super().__init__()
-        self._options = options
+        self._options, self._keys = options, keys
         self._top = 0
 
     def compose(self) -> ComposeResult:
@@ -50,7 +51,7 @@ class HelpScreen(ModalScreen[None]):
     def _show(self) -> None:
         width, height = max(1, self.size.width), max(1, self.size.height)
         width = min(84, width)
-        lines = help_lines(self._options, width)
+        lines = help_lines(self._options, self._keys, width)
         self._top = max(0, min(self._top, len(lines) - height))
         widget = self.query_one("#help", Lines)
         widget.styles.height = min(height, len(lines))

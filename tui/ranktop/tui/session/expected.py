@@ -6,7 +6,7 @@ from typing import Final
 
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Plan
-from ranktop.budget.terms import MOMENTS, STATES, Amount, Budget, Memory
+from ranktop.budget.terms import BUDGETED, MOMENTS, STATES, Amount, Budget, Memory
 from ranktop.wire.schema import Card, Table
 
 ALLOCATED: Final = (*STATES, "activations", "buffers")
@@ -30,18 +30,20 @@ def expected(card: Card, table: Table | None) -> Budget | None:
     if found is None or (found[0], found[1]) != (card.inventory, card.plan):
         if len(_cache) >= _CACHE_LIMIT:
             _cache.clear()
-        found = _cache[key] = (card.inventory, card.plan, _compute(card.inventory, card.plan, first))
+        found = _cache[key] = (card.inventory, card.plan, _compute(card, first))
     return found[2]
 
 
-def _compute(inventory: Inventory, plan: Plan, first: bool) -> Budget:
+def _compute(card: Card, first: bool) -> Budget:
     try:
-        from ranktop.budget.states import expected_states
+        from ranktop.budget.live import live_budget
 
-        return expected_states(inventory, plan, first_step=first)
+        if card.inventory is None or card.plan is None:
+            return Budget()
+        return live_budget(card.inventory, card.plan, card.model, first_step=first)
     except Exception as error:  # a plan that the budget cannot read must not take the screen with it
         reason = f"the budget failed: {type(error).__name__}: {error}"
-        unknown = {category: Amount(None, reason) for category in STATES}
+        unknown = {category: Amount(None, reason) for category in BUDGETED}
         return Budget(moments={moment: dict(unknown) for moment in MOMENTS})
 
 
@@ -78,8 +80,11 @@ def steady(budget: Budget) -> dict[str, Amount]:
 
 
 def difference(measured: int | None, amount: Amount | None) -> int | None:
-    """Return measured - expected in bytes, 0 within the rule's slack, None when a side is missing."""
-    if measured is None or amount is None or amount.bytes is None:
+    """Return measured - expected in bytes, 0 within the rule's slack and error.
+
+    None when a side is missing, or when the expected one is a guess: nothing differs from a guess.
+    """
+    if measured is None or amount is None or amount.bytes is None or amount.within is None:
         return None
     delta = measured - amount.bytes
-    return 0 if abs(delta) <= amount.slack else delta
+    return 0 if abs(delta) <= amount.slack + amount.within * amount.bytes else delta

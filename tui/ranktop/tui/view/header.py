@@ -19,8 +19,8 @@ NOTICE_SECONDS: Final = 60.0
 """How long a mark is told in the line of hints."""
 
 HINTS: Final = (
-    ("?", "help"), ("q", "quit"), ("m", "moment"), ("s", "sort"), ("/", "filter"), ("space", "freeze"),
-    ("z", "scale"), ("enter", "detail"), ("tab", "page"), ("t", "theme"),
+    ("?", "help"), ("q", "quit"), ("s", "strategies"), ("m", "moment"), ("/", "filter"), ("space", "freeze"),
+    ("z", "scale"), ("o", "order"), ("enter", "detail"), ("tab", "page"), ("t", "theme"),
 )  # fmt: skip
 """Keys named in the last line, by worth."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import wrap
 
 from ranktop.budget.terms import CATEGORIES
-from ranktop.tui.keys import GROUPS, KEYS
+from ranktop.tui.keys import GROUPS, STRATEGY_KEYS, Key, shown_keys
 from ranktop.tui.view.bar import LETTERS
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.status import SHORT
@@ -14,10 +14,10 @@ from ranktop.tui.view.text import Line, Span, pad
 _KEY_CELLS = 10
 
 
-def help_lines(options: Options, width: int) -> list[Line]:
-    """Return the help as lines of ``width`` cells."""
+def help_lines(options: Options, keys: tuple[Key, ...], width: int) -> list[Line]:
+    """Return the help for a screen with these keys as lines of ``width`` cells."""
     lines: list[Line] = [pad([(" ranktop: help", "panel bold")], width, "panel"), pad((), width)]
-    for text in _reading(options):
+    for text in _strategies(options) if keys is STRATEGY_KEYS else _reading(options):
         lines += [pad([(f" {part}", "text")], width) for part in wrap(text, max(10, width - 2))]
     spans: list[Span] = [(" ", "")]
     for name in CATEGORIES:
@@ -28,9 +28,12 @@ def help_lines(options: Options, width: int) -> list[Line]:
                 (f"{SHORT.get(name, name)} ", "dim"),
             ]
     lines.append(pad(spans, width))
+    listed = shown_keys(keys)
     for group, title in GROUPS.items():
+        if not any(key.group == group for key in listed):
+            continue
         lines += [pad((), width), pad([(f" {title}", "label bold")], width)]
-        for key in KEYS:
+        for key in listed:
             if key.group == group:
                 shown = key.shown.replace("↑", "Up").replace("↓", "Down") if options.glyphs.ascii else key.shown
                 lines.append(pad([(f"  {shown:<{_KEY_CELLS}}", "key"), (key.words, "text")], width))
@@ -57,4 +60,16 @@ def _reading(options: Options) -> list[str]:
         f"{glyphs.delta} compares what has both sides: 0 is exact, {glyphs.about} is less than the unit shows.",
         f"Values older than 3 intervals are dim, and the state says how old: {glyphs.silent} silent 12 s.",
         "States: " + ", ".join(f"{mark} {word}" for mark, word in states) + ".",
+    ]
+
+
+def _strategies(options: Options) -> list[str]:
+    glyphs = options.glyphs
+    return [
+        "A row is what the rank that needs the most would need under that strategy, at its peak. The job's own "
+        "strategy comes first, and under it what its fullest rank has measured.",
+        "The other rows are computed for this job: its model, its batch, and what was measured of its activations and "
+        "of its runtime. room: what is left of the device, or missing; sent: bytes that one GPU sends per step; host: "
+        f"memory beside the device; max b: the largest micro-batch that fits; {glyphs.dash} is unknown.",
+        "The keys below change what is asked; changed facts stand out in the second line.",
     ]

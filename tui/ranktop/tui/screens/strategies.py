@@ -1,0 +1,95 @@
+"""The strategies screen: this job under every strategy, and what changes if something else is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+
+from ranktop.tui.keys import STRATEGY_KEYS, Key
+from ranktop.tui.screens.live import LiveScreen
+from ranktop.tui.session.whatif import WhatIf
+from ranktop.tui.theme import MONO
+from ranktop.tui.view.options import Options
+from ranktop.tui.view.strategies import Choice, strategies
+from ranktop.tui.view.text import Line
+from ranktop.tui.widgets.lines import Lines
+
+SLICE: Final = 0.025
+"""Seconds of arithmetic between two looks at the keys."""
+
+WORDS: Final = {
+    "world_size": "ranks", "micro_batch": "micro-batch", "sequence_length": "tokens per sample",
+    "precision": "precision", "checkpointing": "checkpointing", "optimizer": "optimizer", "offload": "FSDP offload",
+}  # fmt: skip
+
+
+class StrategiesScreen(LiveScreen):
+    """Draws one row per strategy; the rows appear as they are computed."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(key.keys, key.action, key.words, id=key.id, show=False) for key in STRATEGY_KEYS
+    ]
+    AUTO_FOCUS = ""
+    KEYS: ClassVar[tuple[Key, ...]] = STRATEGY_KEYS
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        self.options = options
+        self.whatif = WhatIf()
+        self.choice = Choice()
+        self._computing = False
+
+    def compose(self) -> ComposeResult:
+        """Yield the one widget."""
+        yield Lines(id="text")
+
+    def content(self) -> Mapping[str, Sequence[Line]]:
+        """Return the screen's lines; rows that are missing are computed behind the frame."""
+        app = self.app
+        self.options.letters = self.options.glyphs.ascii or app.palette is MONO
+        snapshot = self.snapshot()
+        self.whatif.look(snapshot)
+        self._compute()
+        size = (self.size.width, self.size.height)
+        lines = strategies(snapshot, app.link(), self.whatif, self.choice, self.options, size, self.news())
+        return {"text": lines}
+
+    def _compute(self) -> None:
+        if not self._computing and len(self.whatif.rows) + len(self.whatif.failures) < len(self.whatif.order()):
+            self._computing = True
+            self.call_later(self._slice)
+
+    def _slice(self) -> None:
+        try:
+            missing = self.whatif.more(SLICE)
+        except Exception as error:
+            missing = False
+            self.app.report(error)
+        if missing:
+            self.call_later(self._slice)
+            return
+        self._computing = False
+        self.hurry()
+
+    def action_move(self, by: int) -> None:
+        """Move the selection."""
+        self.choice.at = max(0, min(len(self.whatif.order()) - 1, self.choice.at + by))
+        self.hurry()
+
+    def action_change(self, name: str, by: int) -> None:
+        """Change what is asked, and answer at once."""
+        value = self.whatif.change(name, by)
+        self.say(f"{WORDS[name]}: {value}" if value else "the job is not known yet")
+
+    def action_as_it_runs(self) -> None:
+        """Drop all changes."""
+        self.whatif.changes = type(self.whatif.changes)()
+        self.whatif.forget()
+        self.say("the job as it runs")
+
+    def action_back(self) -> None:
+        """Go back to the ranks."""
+        self.dismiss()
