@@ -297,8 +297,8 @@ def host_job() -> FakeJob:
     specs = {
         rank: Spec(
             states=(shard, shard, 2 * shard + 4 * len(inventory)), activations=107_468_080 + rank * MIB, buffers=0,
-            cache=6 * MIB, runtime=318 * MIB, other=5 * GIB, total=total, utilization=None, power=None, temperature=None,
-            step_s=0.042, forward_share=0.845, resting=42_800,
+            cache=6 * MIB, runtime=318 * MIB, other=5 * GIB, total=total, utilization=None, power=None,
+            temperature=None, step_s=0.042, forward_share=0.845, resting=42_800,
         )
         for rank in range(2)
     }  # fmt: skip
