@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from ranktop.budget.activations.coefficients import NAMES, Polynomial, Terms, at
+from ranktop.budget.activations.coefficients import NAMES, NOTHING, Polynomial, Terms, at
 from ranktop.probes.trace_step import Reading
 
 Point = tuple[int, int, int]
@@ -15,6 +15,10 @@ Point = tuple[int, int, int]
 
 DEPTHS: Final = (1, 2)
 """Depths that are read for the fit."""
+
+
+GROWING: Final = ("saved", "after", "logits", "casts", "cached", "inputs")
+"""What is linear in depth; temporaries are those of the deeper model, a single block's surroundings are no others'."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,12 @@ def grid(batch: int, sequence: int, sequences: tuple[int, ...] = ()) -> Grid:
 def fit(readings: Mapping[Point, Reading], where: Grid) -> Terms:
     """Return the terms through all readings of a grid, exactly."""
     fixed, per_layer = {}, {}
+    deep = DEPTHS[-1]
     for name in NAMES:
+        if name not in GROWING:
+            fixed[name] = _floats(_polynomial(lambda b, s, name=name: getattr(readings[deep, b, s], name), where))  # type: ignore[misc]
+            per_layer[name] = NOTHING
+            continue
         low, high = (
             _polynomial(lambda b, s, d=d, name=name: getattr(readings[d, b, s], name), where)  # type: ignore[misc]
             for d in DEPTHS
@@ -58,7 +67,7 @@ def fit(readings: Mapping[Point, Reading], where: Grid) -> Terms:
         slope = [(h - one) / (DEPTHS[1] - DEPTHS[0]) for h, one in zip(high, low, strict=True)]
         per_layer[name] = _floats(slope)
         fixed[name] = _floats([one - DEPTHS[0] * each for one, each in zip(low, slope, strict=True)])
-    deepest = {(b, s): readings[DEPTHS[-1], b, s] for b in where.batches for s in where.sequences}
+    deepest = {(b, s): readings[deep, b, s] for b in where.batches for s in where.sequences}
     losses = _envelope(
         {place: tuple((alive, 0) for alive in read.loss_curve) for place, read in deepest.items()}, where
     )
@@ -129,5 +138,5 @@ def error(terms: Terms, point: Point, read: Reading) -> float:
     depth, batch, sequence = point
     told = {name: terms.bytes(name, depth, batch, sequence) for name in NAMES}
     peak = sum(told[name] for name in ("saved", "logits", "casts", "inputs"))
-    peak += max(told["loss_forward"], told["loss_backward"])
+    peak += max(told["loss_forward"] + told["cached"], told["loss_backward"])
     return abs(peak - read.peak) / max(1, read.peak)

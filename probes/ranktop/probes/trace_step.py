@@ -31,6 +31,8 @@ class Reading:
     """Part of ``saved`` that is gone before backward reaches the blocks: what the final norm keeps."""
     logits: int
     casts: int
+    cached: int
+    """Casts that autocast holds until forward has ended, although backward does not need them."""
     inputs: int
     boundary: int
     loss_forward: int
@@ -51,7 +53,13 @@ class Reading:
     @property
     def peak(self) -> int:
         """All that lives on top of the states when backward goes through the loss."""
-        return self.saved + self.logits + self.casts + self.inputs + max(self.loss_forward, self.loss_backward)
+        return (
+            self.saved
+            + self.logits
+            + self.casts
+            + self.inputs
+            + max(self.loss_forward + self.cached, self.loss_backward)
+        )
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,7 @@ def read_step(model: Any, blocks: list[Any], setup: Setup, batch: int, sequence:
             with context, timeline:
                 output = model(*args, **kwargs)
                 loss = setup.feed.scalar(output, labels)
+                timeline.mark("loss")
             timeline.mark("backward")
             watcher.forwarding = False
             with timeline:
@@ -178,18 +187,22 @@ def _reading(
     late = timeline.born_from(end_of_blocks)
     live = timeline.live(without=inputs | gradients)
     entered = marks.get("last block", end_of_blocks)
+    cached = (timeline.casts & timeline.alive_at(marks["loss"])) - saved
+    ahead = timeline.live(without=inputs | gradients | cached)
     last = marks.get(f"block {watcher.run - 1}", len(timeline.events))
     curve = _block_curve(timeline, live, saved, gradients, last, marks.get(f"block {watcher.run - 2}"))
+    after = saved - casts - logits - held - timeline.alive_at(last) if watcher.run else set()
     return Reading(
         saved=timeline.bytes(saved - casts - logits),
-        after=timeline.bytes(saved - casts - logits - held - timeline.alive_at(last)) if watcher.run else 0,
+        after=timeline.bytes(after),
         logits=timeline.bytes(logits),
         casts=timeline.bytes(casts),
+        cached=timeline.bytes(cached),
         inputs=timeline.bytes(inputs),
         boundary=watcher.boundary,
-        loss_forward=max(live[end_of_blocks : start + 1]) - live[start],
+        loss_forward=max(ahead[end_of_blocks : start + 1]) - ahead[start],
         loss_backward=max(live[start : last + 1]) - live[start],
-        block_forward=max(0, max(live[entered : end_of_blocks + 1]) - timeline.bytes(saved - late)),
+        block_forward=max(0, max(ahead[entered : end_of_blocks + 1]) - timeline.bytes(saved - late - after)),
         block_backward=max([0, *(alive for alive, _ in curve)]),
         loss_curve=tuple(alive - live[start] for alive in live[start : last + 1]),
         block_curve=curve,

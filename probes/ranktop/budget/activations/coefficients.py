@@ -11,10 +11,11 @@ from ranktop.budget.plan import Plan
 
 SCHEMA: Final = 1
 
-NAMES: Final = ("saved", "after", "logits", "casts", "inputs", "boundary", "loss_forward", "loss_backward",
+NAMES: Final = ("saved", "after", "logits", "casts", "cached", "inputs", "boundary", "loss_forward", "loss_backward",
                 "block_forward", "block_backward")  # fmt: skip
 """Quantities of ``Terms``, in bytes. ``saved``: alive for backward outside of ``logits`` and ``casts``; ``after``: the
-part of it that follows the blocks; the others as ``Activations`` has them."""
+part of it that is gone when backward reaches the blocks; ``cached``: casts that autocast holds until forward has ended,
+although backward does not need them; the others as ``Activations`` has them."""
 
 Polynomial = tuple[float, float, float, float, float, float]
 """Coefficients of 1, s, s², b, b s, b s² for batch b and sequence s."""

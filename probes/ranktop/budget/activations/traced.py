@@ -98,18 +98,11 @@ class _Read:
         full = coefficients.full if plan.checkpointing == "full" else None
         terms = full or coefficients.plain
         place = (batch, sequence, split)
-        fixed = {
-            name: terms.bytes(name, layers if name in ("loss_forward", "block_forward") else 0, *place)
-            for name in (
-                "logits",
-                "inputs",
-                "boundary",
-                "loss_forward",
-                "loss_backward",
-                "block_forward",
-                "block_backward",
-            )
-        }
+        names = ("logits", "inputs", "boundary", "loss_forward", "loss_backward", "block_forward", "block_backward")
+        fixed = {name: terms.bytes(name, 0, *place) for name in names}
+        cached = terms.bytes("cached", layers, *place)
+        fixed["loss_forward"] += cached
+        fixed["block_forward"] += cached
         fixed["outside"] = terms.bytes("saved", 0, *place)
         return _Read(
             terms=terms,
