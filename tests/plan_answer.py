@@ -8,7 +8,6 @@ from ranktop.budget.plan import Batch, Layout, Pipeline, Plan
 from ranktop.budget.run import Projection, RankBudget, Run
 from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, Amount, Budget, Part
 from ranktop.tui.planning.answer import Answer, Row
-from ranktop.tui.planning.ranking import best
 from ranktop.tui.planning.request import Request
 from ranktop.tui.planning.sizes import GIB
 
@@ -98,4 +97,5 @@ def hand_made(*, link: float | None = None, memory: int | None = 80 * G) -> Answ
         notes=("ds.json: no key 'zero_optimisation' is known",),
         assumed=("4 GPUs",),
     )
-    return Answer(request=request, rows=rows, best=best(rows), unit=GIB)
+    chosen = "fsdp-full" if rows[2].fits else None
+    return Answer(request=request, rows=rows, best=chosen, unit=GIB)

@@ -79,11 +79,14 @@ def columns() -> int:
 
 def colour() -> bool:
     """Say whether standard output is a terminal that shows colours and a user who wants them (no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    out = sys.stdout  # None when it is closed
+    return out is not None and out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def put(text: str) -> None:
     """Write to standard output. A reader that has read enough, such as ``head``, is no error."""
+    if sys.stdout is None:
+        return
     encoding = sys.stdout.encoding or "utf-8"
     try:
         text.encode(encoding)

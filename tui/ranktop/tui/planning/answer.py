@@ -84,7 +84,7 @@ def answer(request: Request) -> Answer:
     _same_complaint(rows)
     # Runtime has no say in the unit: it is the same for a toy.
     sizes = (amount.bytes or 0 for row in rows for name, amount in row.amounts.items() if name != "runtime")
-    return Answer(request=request, rows=rows, best=best(rows), unit=unit_for(sizes))
+    return Answer(request=request, rows=rows, best=best(rows, request.device), unit=unit_for(sizes))
 
 
 def _row(request: Request, strategy: str) -> Row:

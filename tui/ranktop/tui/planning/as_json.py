@@ -38,14 +38,15 @@ def model_json(request: Request) -> dict[str, Any]:
     model = request.run.model
     shape: dict[str, int | None] = {name: getattr(model, name) or None for name in _SHAPE}
     return {
-        "name": model.name,
+        "name": model.name or None,
         "family": model.family or None,
         "parameters": request.parameters,
         **shape,
         "tied": model.tied if model.family else None,
         "experts": model.experts if model.family else None,
         "experts_per_token": model.experts_per_token if model.family else None,
-        "reasons": {name: _why_no_shape(model) for name, size in {"family": model.family, **shape}.items() if not size},
+        "reasons": {name: _why_no_shape(model) for name, size in {"family": model.family, **shape}.items() if not size}
+        | ({} if model.name else {"name": "given by numbers"}),
     }
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from ranktop.tui.planning.as_json import SCHEMA, model_json, run_json
-from ranktop.tui.planning.notes import device_line, model_line
+from ranktop.tui.planning.notes import device_line, model_line, run_line
 from ranktop.tui.planning.sizes import GIB, fold, seconds
 
 if TYPE_CHECKING:
@@ -19,17 +20,22 @@ SHOWN: Final = 20
 CONFIGS: Final = {"deepspeed": "DeepSpeed's JSON", "accelerate": "Accelerate's YAML", "code": "the script"}
 """Kinds of ``config_lines`` in words."""
 
-HEADS: Final = ("strategy", "precision", "ckpt", "batch", "accum", "total", "left", "lost")
+HEADS: Final = ("plan", "precision", "ckpt", "batch", "accum", "total", "left", "lost")
 
 
 def text(request: Request, *, as_json: bool, width: int) -> str:
     """Return the answer of the search as a page or as JSON. Raises BadInput."""
-    from ranktop.budget.fit import fit
+    from ranktop.budget.fit import fit, speeds
 
-    found = fit(request.run, batch=request.global_batch, strategies=request.strategies, present=request.own or "")
+    run = request.run
+    at = speeds(run.link, request.device, several_nodes=run.world_size > run.gpus_per_node)
+    found = fit(run, batch=request.global_batch, strategies=request.strategies, present=request.own or "", at=at)
     if as_json:
         return json.dumps(fit_json(request, found), indent=2) + "\n"
     return "\n".join(_page(request, found, width)) + "\n"
+
+
+# -- JSON ------------------------------------------------------------------------------------------------------------
 
 
 def fit_json(request: Request, found: Fit) -> dict[str, Any]:
@@ -40,40 +46,81 @@ def fit_json(request: Request, found: Fit) -> dict[str, Any]:
         "run": run_json(request),
         "fit": {
             "global_batch": found.global_batch,
+            "layouts": found.layouts,
             "tried": found.tried,
+            "speeds": found.speeds.words(request.run.world_size > request.run.gpus_per_node),
             "fitting": [_candidate(one) for one in found.fitting],
+            "present": _candidate(found.present) if found.present else None,
             "nearest": _candidate(found.nearest) if found.nearest else None,
+            "less_precise": found.less_precise or None,
+            "more_ranks": {"world_size": found.more_ranks[0], "plan": found.more_ranks[1]}
+            if found.more_ranks
+            else None,
+            "shorter_sequence": found.shorter,
+            "suggestions": [{"words": one.words, **_candidate(one.candidate)} for one in found.suggestions],
+            "reason": found.reason or None,
         },
     }
 
 
 def _candidate(one: Candidate) -> dict[str, Any]:
-    rank = one.projection.rank
+    cost = one.seconds
     return {
-        "name": one.projection.strategy,
+        "name": one.strategy,
+        "plan": one.title,
+        "also": list(one.also),
         "precision": one.run.precision,
         "checkpointing": one.run.checkpointing,
         "micro_batch": one.run.micro_batch,
         "accumulation": one.run.accumulation,
-        "total": rank.total if rank else None,
+        "total": one.total,
         "headroom": one.projection.headroom,
         "missing": one.missing,
-        "seconds": {"sending": one.sending, "copying": one.copying, "recomputing": one.recomputing, "total": one.cost},
+        "tight": one.tight,
+        "sent": one.sent,
+        "seconds": {
+            "sending": cost.sending,
+            "copying": cost.copying,
+            "recomputing": cost.recomputing,
+            "waiting": cost.waiting,
+            "total": cost.total,
+        },
         "changes": list(one.changes),
         "configs": {kind: "\n".join(lines) for kind, lines in _configs(one).items()},
     }
 
 
-def _page(request: Request, found: Fit, width: int) -> list[str]:
-    told = [*fold(model_line(request), width, "  ")]
-    told += fold(f"{found.global_batch} samples a step; {device_line(request)}", width, "  ")
+def _configs(one: Candidate) -> dict[str, list[str]]:
+    """Return the lines of every config that can ask for a plan, the most direct first."""
+    from ranktop.budget.config_lines import config_lines, kinds_for
+
+    return {kind: config_lines(one.plan, kind) for kind in kinds_for(one.plan)}
+
+
+# -- page ------------------------------------------------------------------------------------------------------------
+
+
+def _page(request: Request, found: Fit, width: int) -> Iterator[str]:
+    """Yield the lines of the page."""
+    run = request.run
+    yield from fold(model_line(request), width, "  ")
+    yield from fold(f"{run_line(request)}; {device_line(request)}", width, "  ")
+    yield ""
     if not found.fitting:
-        return [*told, "", *_nothing(found, width)]
-    legend = (
-        f"{len(found.fitting)} of {found.tried} plans fit. In GiB on the worst rank; left: free beside it; lost: at "
-        "least, per step, to sending, copying and recomputing, nothing overlapped."
+        yield from _nothing(found, width)
+        return
+    if found.less_precise:
+        yield from fold(f"nothing fits with {run.precision}; with {found.less_precise}:", width, "  ")
+    yield from _table(found, width)
+    yield from fold(
+        f"The cheapest plan of each strategy that fits {found.global_batch} samples a step, of {found.tried} judged in "
+        f"{found.layouts} layouts. In GiB on the worst rank; left: free beside it, ! less than the "
+        "total may be off; lost: per step, to sending, copying, recomputing and waiting, nothing overlapped, at "
+        f"{found.speeds.words(run.world_size > run.gpus_per_node)}.",
+        width,
     )
-    return [*told, "", *_table(found, width), *fold(legend, width), "", *_first(found.fitting[0], width)]
+    yield ""
+    yield from _first(found.fitting[0], width)
 
 
 def _table(found: Fit, width: int) -> list[str]:
@@ -86,49 +133,47 @@ def _table(found: Fit, width: int) -> list[str]:
     return [line.rstrip() for line in (changed if max(map(len, changed)) <= width else lines)]
 
 
-def _first(one: Candidate, width: int) -> list[str]:
-    """Return what the best plan changes, and the lines that ask for it."""
-    told = fold(f"first: {', '.join(one.changes) or 'no change'}", width, "    ")
-    for kind, lines in _configs(one).items():
-        return [*told, f"in {CONFIGS[kind]}:", *(f"  {line}" for line in lines)]
-    return told
-
-
-def _configs(one: Candidate) -> dict[str, list[str]]:
-    """Return the lines of every config that can ask for a plan, the most direct first."""
-    from ranktop.budget.config_lines import config_lines, kinds_for
-
-    rank = one.projection.rank
-    return {kind: config_lines(rank.plan, kind) for kind in kinds_for(rank.plan)} if rank is not None else {}
-
-
 def _cell(text: str, size: int, index: int) -> str:
     return text.ljust(size) if index < 3 else text.rjust(size)
 
 
 def _row(one: Candidate) -> tuple[str, ...]:
-    rank = one.projection.rank
     return (
-        one.projection.strategy,
+        one.title,
         one.run.precision,
         one.run.checkpointing,
         str(one.run.micro_batch),
         str(one.run.accumulation),
-        GIB.write(rank.total if rank else None),
-        GIB.write(one.projection.headroom),
+        GIB.write(one.total),
+        ("!" if one.tight else "") + GIB.write(one.projection.headroom),
         seconds(one.cost),
     )
 
 
-def _nothing(found: Fit, width: int) -> list[str]:
-    if not found.tried:
-        line = f"nothing to try: {found.global_batch} samples a step cannot be dealt out evenly, or no strategy can run"
-        return fold(line, width, "  ")
-    if found.nearest is None:
-        return ["no plan can be judged: the bytes of no strategy are known in full"]
+def _first(one: Candidate, width: int) -> Iterator[str]:
+    """Yield what the best plan changes, and the lines that ask for it."""
+    yield from fold(f"first: {', '.join(one.changes) or 'no change'}", width, "    ")
+    for kind, lines in _configs(one).items():
+        yield f"in {CONFIGS[kind]}:"
+        yield from (f"  {line}" for line in lines)
+        return
+
+
+def _nothing(found: Fit, width: int) -> Iterator[str]:
+    """Yield what is nearest and what would help."""
     one = found.nearest
-    line = (
-        f"nothing fits: of {found.tried} plans, {one.projection.strategy} with micro-batch {one.run.micro_batch}, "
-        f"{one.run.checkpointing} checkpointing, {one.run.precision} is nearest, {GIB.named(one.missing)} too much"
+    if one is None:
+        yield from fold(f"no plan can be judged: {found.reason}", width, "  ")
+        return
+    yield from fold(
+        f"nothing fits for {found.global_batch} samples a step: {one.title} with micro-batch {one.run.micro_batch}, "
+        f"{one.run.checkpointing} checkpointing, {one.run.precision} comes nearest, {GIB.named(one.missing)} too much",
+        width,
+        "  ",
     )
-    return fold(line, width, "  ")
+    if found.more_ranks is not None:
+        yield from fold(f"more GPUs: {found.more_ranks[1]} fits on {found.more_ranks[0]}", width, "  ")
+    if found.shorter is not None:
+        yield from fold(f"shorter: it fits with {found.shorter} tokens per sample", width, "  ")
+    for each in found.suggestions:
+        yield from fold(f"{each.words}: {each.candidate.title}, {GIB.named(each.candidate.total)}", width, "  ")

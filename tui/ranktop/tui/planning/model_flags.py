@@ -41,7 +41,7 @@ def model_of_flags(flags: Flags) -> tuple[Model, tuple[str, ...]]:
     if flags.params is None:
         raise BadInput(NOTHING)
     parameters = count("--params", flags.params, MOST_PARAMETERS)
-    return Model(name=f"{flags.params} parameters", count=parameters), ()
+    return Model(count=parameters), ()
 
 
 def _named(text: str) -> Model:
@@ -106,7 +106,6 @@ def _candidates(sizes: dict[str, int], flags: Flags) -> list[Model]:
     positions = whole("--seq-len", flags.seq_len, MOST["vocab"]) if flags.seq_len else POSITIONS
     models = [
         Model(
-            name=f"{sizes['layers']} layers",
             family=family,
             layers=sizes["layers"],
             hidden=hidden,

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ranktop.budget.fitting.cost import Speeds, Work
     from ranktop.tui.planning.answer import Row
-
-LINK: Final = 50e9
-"""Bytes per second that a GPU is taken to send where the user does not say: 400 Gbit/s."""
-
-HOST_LINK: Final = 25e9
-"""Bytes per second between a GPU and host memory: PCIe 4 x16, as it is reached."""
-
-FLOPS: Final = 200e12
-"""Operations per second that a GPU is taken to reach, to weigh idle GPUs against communication."""
 
 ALIKE: Final = 1.02
 """Costs that differ by less are equal: then the one that needs less memory is better."""
 
 
-def best(rows: Iterable[Row]) -> str | None:
+def best(rows: Iterable[Row], device: str = "") -> str | None:
     """Return the name of the best strategy that fits, None when none does or no capacity is known."""
-    costs = [(cost, row) for row in rows if row.fits and (cost := lost_per_sample(row)) is not None]
-    if not costs:
+    fitting = [row for row in rows if row.fits and row.projection.rank is not None]
+    if not fitting:
         return None
+    from ranktop.budget.fit import speeds
+    from ranktop.budget.fitting.cost import work
+
+    run = fitting[0].run
+    at = speeds(run.link, device, several_nodes=run.world_size > run.gpus_per_node)
+    per_token = work(run.model, run.sequence_length or run.model.positions)
+    costs = [(lost_per_sample(row, at, per_token), row) for row in fitting]
     least = min(cost for cost, _ in costs)
     alike = [row for cost, row in costs if cost <= least * ALIKE]
     return min(alike, key=lambda row: row.at_least).name
@@ -38,24 +38,24 @@ def nearest(rows: Iterable[Row]) -> Row | None:
     return max(short, key=lambda row: row.projection.headroom or 0) if short else None
 
 
-def lost_per_sample(row: Row) -> float | None:
+def lost_per_sample(row: Row, at: Speeds, per_token: Work) -> float:
     """Return the seconds that a sample costs beyond computing on all GPUs, nothing overlapped.
 
-    Computing on fewer GPUs, waiting in a pipeline, sending, copying to the host. 6 operations per parameter and token
-    (Kaplan et al. 2020, arXiv:2001.08361), 8 with full checkpointing; a pipeline of p stages and m micro-batches in v
-    chunks is idle for (p - 1)/(m v) of its work (arXiv:2104.04473).
+    Sending, copying to the host, waiting in a pipeline as the search for plans reckons them, and GPUs without work.
     """
+    from ranktop.budget.fitting import cost
+    from ranktop.budget.project import inventory
+
     rank = row.projection.rank
     if rank is None:
-        return None
-    plan, batch = rank.plan, rank.plan.batch
-    layout, pipeline = plan.layout, plan.pipeline
-    micro_batches = pipeline.micro_batches if pipeline else batch.accumulation or 1
-    samples = (batch.micro_batch or 1) * micro_batches * layout.data
-    operations = (8 if plan.checkpointing == "full" else 6) * row.parameters * (batch.sequence_length or 1) * samples
-    computing = operations / (FLOPS * layout.world_size)
-    idle = computing - operations / (FLOPS * max(row.run.world_size, layout.world_size))
-    waiting = computing * (layout.pipeline - 1) / (micro_batches * pipeline.virtual) if pipeline else 0.0
-    sending = row.projection.sent / (row.run.link or LINK)
-    away = (rank.budget.host.bytes or 0) + (rank.budget.nvme.bytes or 0)
-    return (idle + waiting + sending + away / HOST_LINK) / samples
+        return inf
+    run, plan = row.run, rank.plan
+    layout, batch = plan.layout, plan.batch
+    micro_batches = plan.pipeline.micro_batches if plan.pipeline else batch.accumulation or 1
+    samples = (batch.micro_batch or 1) * micro_batches
+    tokens = samples * (batch.sequence_length or 1) / (layout.tensor * layout.pipeline * layout.context)
+    idle = 3 * per_token.whole * tokens / at.flops * (1 - layout.world_size / max(run.world_size, layout.world_size))
+    offloaded = bool(rank.budget.host.bytes or rank.budget.nvme.bytes)
+    copying = cost.copying(plan, inventory(run, plan), at) if offloaded else 0.0
+    sending = cost.sending(plan, row.projection.collectives, at, run.gpus_per_node)
+    return (idle + sending + copying + cost.waiting(plan, per_token, samples, at)) / (samples * layout.data)
