@@ -55,7 +55,8 @@ def _batch(run: Run, strategy: str, plan: Plan) -> Iterator[Change]:
                   f"--micro-batch {2 * micro}", note="2x the samples")  # fmt: skip
     if micro > 1:
         half = micro // 2
-        both = replace(run, micro_batch=half, accumulation=steps * (micro // half))
+        each = plan.pipeline.micro_batches if plan.pipeline is not None else steps
+        both = replace(run, micro_batch=half, accumulation=each * (micro // half))
         yield _change(both, strategy, "micro-batch", micro, half,
                       f"--micro-batch {half} --grad-accum {both.accumulation}",
                       note="as many samples")  # fmt: skip

@@ -11,7 +11,7 @@ from ranktop.budget.plan import Plan
 from ranktop.budget.run import RankBudget
 from ranktop.budget.terms import STATES, Amount, Part
 
-LETTERS: Final = {"tensor": "t", "pipeline": "p", "shard": "N", "context": "c"}
+LETTERS: Final = {"tensor": "t", "pipeline": "p", "shard": "N", "context": "c", "expert": "e"}
 """Letters of the axes in formulas."""
 
 
@@ -21,6 +21,9 @@ def symbols(whole: Whole, plan: Plan) -> tuple[tuple[str, int, str], ...]:
     found = [("P", whole.parameters, "parameters")]
     if whole.trainable != whole.parameters:
         found.append(("Pt", whole.trainable, "of them trained"))
+    if whole.experts:
+        found += [("Ps", whole.trainable - whole.experts, "of them outside of experts")]
+        found += [("Pe", whole.experts, "in experts"), ("e", layout.expert, "ranks that share the experts")]
     found += [("N", layout.shard, "ranks that share the states")] if layout.shard > 1 else []
     found += [("t", layout.tensor, "tensor parallel")] if layout.tensor > 1 else []
     found += [("p", layout.pipeline, "stages")] if layout.pipeline > 1 else []
@@ -62,30 +65,44 @@ def _rule(text: str) -> str:
 
 def _terms(category: str, whole: Whole, plan: Plan) -> tuple[Term, ...]:
     """Return bytes per element x elements / parts, for one category; empty when there is no such number."""
-    over, below = parts_of(category, plan), _below(category, plan)
-    letter = "P" if whole.trainable == whole.parameters else "Pt"
     if category == "parameters":
         many = len(whole.stored) > 1
-        return tuple(
-            Term(symbol=f"{each:g}P{below}", count=count, each=each, over=over,
-                 name=f"those of {each:g} bytes" if many else "")
-            for each, count in whole.stored
-        )  # fmt: skip
-    if not whole.trainable:
-        return ()
+        found = [(each, count, f"those of {each:g} bytes" if many else "") for each, count in whole.stored]
+        letter = "P"
+    else:
+        found = [(each, whole.trainable, name) for each, name in _each(category, whole, plan)]
+        letter = "P" if whole.trainable == whole.parameters else "Pt"
+    if whole.experts and len({count for _, count, _ in found}) == 1:
+        return _with_experts(category, sum(each for each, _, _ in found), whole, plan)
+    over, below = parts_of(category, plan), _below(axes_of(category, plan), plan)
+    return tuple(
+        Term(symbol=f"{each:.4g}{letter}{below}", count=count, each=each, over=over, name=name)
+        for each, count, name in found
+        if each and count
+    )
+
+
+def _each(category: str, whole: Whole, plan: Plan) -> list[tuple[float, str]]:
+    """Return the bytes per trained element, with what they are where there are several."""
     if category == "gradients":
         each, name = _gradient(whole, plan)
-        if each is None:
-            return ()
-        return (Term(symbol=f"{each}{letter}{below}", count=whole.trainable, each=each, over=over, name=name),)
+        return [] if each is None else [(each, name)]
     if whole.states is None:
-        return ()
-    pieces = [("master weights", float(whole.master)), ("states", whole.states)]
-    return tuple(
-        Term(symbol=f"{each:.4g}{letter}{below}", count=whole.trainable, each=each, over=over, name=name)
-        for name, each in pieces
-        if each
-    )
+        return []
+    return [(float(whole.master), "master weights"), (whole.states, "states")]
+
+
+def _with_experts(category: str, each: float, whole: Whole, plan: Plan) -> tuple[Term, ...]:
+    """Return two terms: what all ranks share alike, and routed experts, which are dealt out besides."""
+    axes, over = axes_of(category, plan), parts_of(category, plan)
+    # Megatron splits the experts' optimizer over the ranks that hold the same experts, N/e of them.
+    dealt = 1 if category == "optimizer" and plan.stack == "megatron" else plan.layout.expert
+    own = axes if dealt == 1 else (*axes, "expert")
+    rest = whole.trainable - whole.experts
+    return (
+        Term(symbol=f"{each:.4g}Ps{_below(axes, plan)}", count=rest, each=each, over=over),
+        Term(symbol=f"{each:.4g}Pe{_below(own, plan)}", count=whole.experts, each=each, over=over * dealt),
+    )  # fmt: skip
 
 
 def _gradient(whole: Whole, plan: Plan) -> tuple[int | None, str]:
@@ -98,9 +115,9 @@ def _gradient(whole: Whole, plan: Plan) -> tuple[int | None, str]:
     return whole.gradient, ""
 
 
-def _below(category: str, plan: Plan) -> str:
+def _below(axes: tuple[str, ...], plan: Plan) -> str:
     """Return the divisor as it is written behind a symbol, e.g. ``/(t p)``."""
-    split = [axis for axis in axes_of(category, plan) if getattr(plan.layout, axis) > 1]
+    split = [axis for axis in axes if getattr(plan.layout, axis) > 1]
     letters = "·".join(LETTERS[axis] for axis in reversed(split))
     return f"/({letters})" if len(split) > 1 else f"/{letters}" if letters else ""
 
@@ -121,14 +138,18 @@ def _with_difference(formula: Formula, whole: Whole, plan: Plan) -> Formula:
     if given is None or formula.budget is None:
         return formula
     difference = formula.budget - given
-    return replace(formula, difference=_why(formula.category, difference, given, plan)) if difference else formula
+    return (
+        replace(formula, difference=_why(formula.category, difference, given, plan, whole.experts))
+        if difference
+        else formula
+    )
 
 
-def _why(category: str, difference: int, given: int, plan: Plan) -> str:
+def _why(category: str, difference: int, given: int, plan: Plan, experts: int) -> str:
     """Return the reason for a difference, the largest first where there are several."""
     layout, zero = plan.layout, plan.zero
     found: list[str] = []
-    if layout.expert > 1:
+    if layout.expert > 1 and not experts:
         found.append(f"experts are dealt out over {layout.expert} ranks besides")
     if layout.pipeline > 1 and abs(difference) > given // 1000:
         found.append(_stage(layout.pipeline_rank, layout.pipeline))

@@ -64,10 +64,12 @@ def precision(facts: Facts) -> Iterator[Mistake]:
     elif whole.master and whole.optimizer is not None and whole.gradient is not None and len(whole.stored) == 1:
         stored = whole.stored[0][0]
         each = stored + whole.gradient + whole.optimizer
+        full = 2 * whole.master + (whole.states or 0.0)
+        compared = "as many as in fp32" if each == full else f"where fp32 has {full:g}"
         yield Mistake(
             claim="16-bit weights need half of what fp32 does",
-            truth=f"{stored:g} + {whole.gradient} + {whole.optimizer:g} = {each:g} bytes per parameter, as many as in "
-            "fp32: master weights ({masters} over all ranks) make up for it. What halves is activations and traffic",
+            truth=f"{stored:g} + {whole.gradient} + {whole.optimizer:g} = {each:g} bytes per parameter, {compared}: "
+            "master weights ({masters} over all ranks) make up for it. What halves is activations and traffic",
             sizes={"masters": whole.master * whole.trainable},
             source="Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1",
         )

@@ -171,4 +171,5 @@ def _passing(rank: RankBudget, moment: str) -> Part | None:
         if (not part.seen or category == "buffers") and part.name not in saved and not part.name.startswith("saved")
     ]
     largest = max(parts, key=lambda part: part.bytes, default=None)
-    return largest if largest is not None and largest.bytes >= (1 << 20) else None
+    enough = max(1 << 20, sum(amount.bytes or 0 for amount in rank.budget.at(moment).values()) // 200)
+    return largest if largest is not None and largest.bytes >= enough else None

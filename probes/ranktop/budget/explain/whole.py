@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ranktop.budget.inventory import Inventory
+from ranktop.budget.models.tensors import tensors
 from ranktop.budget.optimizers import Piece, optimizer_amount
 from ranktop.budget.plan import Layout, Plan
 from ranktop.budget.project import inventory
@@ -26,6 +27,8 @@ class Whole:
     """Bytes per trainable element; None when it differs between parameters."""
     master: int
     """Bytes of the master copy per trainable element, 0 without."""
+    experts: int
+    """Elements of routed experts among the trainable ones."""
     states: float | None
     """Bytes of the optimizer's states per trainable element; None when they follow the shape of every tensor."""
 
@@ -51,9 +54,9 @@ def whole(run: Run, plan: Plan) -> Whole:
             trained[kind.itemsize] = trained.get(kind.itemsize, 0) + numel
     stored = max(trained, key=lambda item: trained[item]) if trained else 4
     master = _master(plan, stored)
-    if plan.zero is not None:
+    if alone.zero is not None:
         # DeepSpeed's own optimizers have states that torch's rules do not know.
-        plan = Job(found, alone, plan.zero, first_step=False).plan
+        alone = Job(found, alone, alone.zero, first_step=False).plan
     return Whole(
         inventory=found,
         parameters=sum(by_item.values()),
@@ -61,8 +64,13 @@ def whole(run: Run, plan: Plan) -> Whole:
         stored=tuple((float(item), count) for item, count in sorted(by_item.items())),
         gradient=_gradient(plan, trained),
         master=master,
-        states=_per_element(plan, master or stored),
+        experts=_experts(run) if plan.layout.expert > 1 and plan.lora is None else 0,
+        states=_per_element(alone, master or stored),
     )
+
+
+def _experts(run: Run) -> int:
+    return sum(tensor.numel for tensor in tensors(run.model) if tensor.expert) if run.model.family else 0
 
 
 def _gradient(plan: Plan, trained: dict[int, int]) -> int | None:

@@ -69,7 +69,7 @@ def knob_lines(explanation: Explanation, paper: Paper) -> list[Line]:
     longest = max(len(paper.plain(name)) for name in names)
     numbers = NUMBER * len(columns)
     wide = paper.width >= WIDE
-    name_room = min(longest + 1, paper.width - 3 - numbers)
+    name_room = max(0, min(longest + 1, paper.width - 3 - numbers))
     rest = paper.width - 3 - name_room - numbers - 2
     heads = "".join(f"{name:>{NUMBER}}" for name in columns)
     how = "  by" if wide else ""
