@@ -73,10 +73,11 @@ class _Rank:
     def activations(self) -> Activations:
         """Return the sum over the rank's chunk of the model."""
         shape, plan = self.shape, self.plan
-        layers = stage_layers(shape.model.layers, plan)[0]
+        every_kind = self.family.kinds(shape.model)
+        layers = stage_layers(len(every_kind), plan)[0]
         first, last = ends(plan)
         front = self.front()
-        kinds = Counter(self.family.kinds(shape.model)[layers.start : layers.stop])
+        kinds = Counter(every_kind[layers.start : layers.stop])
         blocks = {kind: self.block(kind, front, needs_grad=True) for kind in kinds}
         pieces = [(blocks[kind], count) for kind, count in kinds.items()]
         if first and not front.x.needs_grad:
@@ -160,7 +161,7 @@ class _Rank:
         with tape.part("norms"):
             read = self.family.after(tape, self.shape, x)
         behind = tape.saved()
-        found = loss.head(tape, self.shape, read, self.plan.loss)
+        found = loss.head(tape, self.shape, read, self.plan.loss, self.family)
         saved = tape.saved()
         if read.storage in saved:
             behind[read.storage] = None

@@ -68,13 +68,16 @@ def _router(tape: Tape, shape: Shape, x: Value) -> Value:
 
 
 def _grouped(tape: Tape, shape: Shape, x: Value, inner: int, outer: int, width: int) -> Value:
-    """One matrix product per expert over rows sorted by expert: keeps its input."""
+    """One matrix product per expert over rows sorted by expert: keeps its input.
+
+    Lists of selective checkpointing name ``mm`` and ``addmm``, not the grouped product: it is recomputed.
+    """
     x = lowered(tape, x)
     own = shape.model.experts // shape.experts * inner * outer
     weight = tape.new(own, width, kind=PARAMETER, needs_grad=shape.trainable)
     saves = ((x,) if shape.trainable else ()) + ((weight,) if x.needs_grad else ())
     out = tape.new(x.numel // inner * outer, x.width)
-    tape.record(Node((x,), (out,), saves, weight=own * width if shape.trainable else 0, product=True))
+    tape.record(Node((x,), (out,), saves, weight=own * width if shape.trainable else 0))
     return out
 
 

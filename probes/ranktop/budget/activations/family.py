@@ -36,6 +36,10 @@ class Family:
     tables: Callable[[Tape, Shape, Value], Tables] = no_tables
     kinds: Callable[[Model], tuple[str, ...]] = alike
     """The kind of every block, in order."""
+    upcasts: bool = True
+    """transformers' loss of the family: logits in fp32 and shifted labels (language models), or neither."""
+    columns: Callable[[Model], int] = lambda model: model.vocab
+    """Columns of the logits; 0 = the model has no head."""
     within: float = 0.01
     """Relative error of what is kept, as the tests measured it."""
     rule: str = ""

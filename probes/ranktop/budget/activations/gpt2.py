@@ -85,7 +85,7 @@ def attention(tape: Tape, shape: Shape, x: Value, tables: Tables, *, bias: bool 
         if tables:
             part = float(shape.model.options.get("rotary", 0.25))
             q, k = rotate(tape, q, tables, part, joined=True), rotate(tape, k, tables, part, joined=True)
-        mixed = core(tape, shape, q, k, v, full=full)
+        mixed = core(tape, shape, q, k, v, full=full, packed=bool(tables))
         return reduce(tape, shape, project(tape, shape, mixed, "o", shape.query, shape.hidden, bias=bias))
 
 

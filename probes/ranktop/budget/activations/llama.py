@@ -7,7 +7,7 @@ from ranktop.budget.activations.experts import experts
 from ranktop.budget.activations.family import Tables
 from ranktop.budget.activations.layers import activation, gathers, project, reduce
 from ranktop.budget.activations.norms import plain_norm, rms_norm
-from ranktop.budget.activations.operations import add, embedding, multiply, scale, view
+from ranktop.budget.activations.operations import FULL, add, cast, embedding, multiply, scale, view
 from ranktop.budget.activations.shape import Shape
 from ranktop.budget.activations.tape import SHARED, Tape, Value
 from ranktop.budget.model import Model
@@ -22,7 +22,9 @@ def before(tape: Tape, shape: Shape, tokens: Value) -> Value:
 
 
 def tables(tape: Tape, shape: Shape, x: Value, share: float = 1.0) -> Tables:
-    """cos and sin of [1, s, d] in the residual stream's dtype, shared by all blocks (Gemma 3 has two pairs).
+    """cos and sin of [1, s, d], shared by all blocks (Gemma 3 has two pairs).
+
+    In the residual stream's dtype; OLMo's stay in float32, and what they turn is cast back.
 
     Checkpointed blocks keep their other arguments too: position indices, and for eager attention its additive mask of
     [b, 1, s, s] in the stream's dtype (fused attention gets none).
@@ -30,7 +32,8 @@ def tables(tape: Tape, shape: Shape, x: Value, share: float = 1.0) -> Tables:
     width = int(shape.head_dim * float(shape.model.options.get("rotary", share)))
     pairs = size(shape.model, "rotary_tables", 1)
     with tape.part("rotary tables"):
-        found = [tape.new(shape.sequence * width, x.width, needs_grad=False, kind=SHARED) for _ in range(2 * pairs)]
+        own = FULL if word(shape.model, "model_type") in ("olmo", "olmo2") else x.width
+        found = [tape.new(shape.sequence * width, own, needs_grad=False, kind=SHARED) for _ in range(2 * pairs)]
     return (*found, *arguments(tape, shape, x))
 
 
@@ -84,7 +87,7 @@ def norm(tape: Tape, shape: Shape, x: Value) -> Value:
     with tape.part("norms"):
         if word(shape.model, "norms", "pre") == "none":
             return plain_norm(tape, shape, x)
-        return rms_norm(tape, shape, x, shape.hidden, unit_offset=flag(shape.model, "unit_offset_norm"))
+        return rms_norm(tape, shape, x, shape.hidden)
 
 
 def after(tape: Tape, shape: Shape, x: Value) -> Value:
@@ -93,18 +96,15 @@ def after(tape: Tape, shape: Shape, x: Value) -> Value:
 
 
 def _attention(tape: Tape, shape: Shape, x: Value, tables: Tables) -> Value:
-    model, rows = shape.model, shape.tokens
+    model = shape.model
     q, k, v = _qkv(tape, shape, x)
     kind = word(model, "qk_norm")
     if kind:
-        offset = flag(model, "unit_offset_norm")
-        q = rms_norm(tape, shape, q, shape.head_dim if kind == "head" else shape.query, unit_offset=offset)
-        k = rms_norm(tape, shape, k, shape.head_dim if kind == "head" else shape.key, unit_offset=offset)
-    if tables:
-        part = float(model.options.get("rotary", 1.0))
-        q, k = rotate(tape, q, tables, part), rotate(tape, k, tables, part)
-    assert q.numel // shape.query == rows
-    mixed = core(tape, shape, q, k, v)
+        q = rms_norm(tape, shape, q, shape.head_dim if kind == "head" else shape.query)
+        k = rms_norm(tape, shape, k, shape.head_dim if kind == "head" else shape.key)
+    part, packed = float(model.options.get("rotary", 1.0)), word(model, "model_type") == "phi3"
+    q, k = (rotate(tape, x, tables, part, joined=packed) for x in (q, k))
+    mixed = core(tape, shape, q, k, v, packed=packed)
     return reduce(tape, shape, project(tape, shape, mixed, "o", shape.query, shape.hidden, bias=flag(model, "o_bias")))
 
 
@@ -123,7 +123,7 @@ def _qkv(tape: Tape, shape: Shape, x: Value) -> tuple[Value, Value, Value]:
 def rotate(tape: Tape, x: Value, tables: Tables, part: float = 1.0, *, joined: bool = False) -> Value:
     """``x * cos + rotate_half(x) * sin``: keeps only the tables; the wider dtype wins (fp32 under autocast).
 
-    Where only a part of each head turns, the rest is joined to it again by a copy (GPT-NeoX: always).
+    Where only a part of each head turns, the rest is joined to it again by a copy (``joined``: always so).
     """
     cos, sin = tables[0], tables[1]
     turned = x
@@ -131,7 +131,9 @@ def rotate(tape: Tape, x: Value, tables: Tables, part: float = 1.0, *, joined: b
         turned = view(tape, x, int(x.numel * part))[0]
     half = scale(tape, turned)
     out = add(tape, multiply(tape, turned, cos), multiply(tape, half, sin))
-    return out if part == 1 and not joined else tape.apply((x, out), x.numel, out.width)
+    if part == 1 and not joined:
+        return cast(tape, out, x.width) if cos.width > x.width and tape.autocast is None else out
+    return tape.apply((x, out), x.numel, out.width)
 
 
 def gated(tape: Tape, shape: Shape, x: Value, ffn: int) -> Value:

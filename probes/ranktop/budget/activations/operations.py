@@ -117,8 +117,9 @@ def dropout(tape: Tape, x: Value, p: float) -> Value:
     return tape.apply((x,), x.numel, x.width, (mask,))
 
 
-def matmul(tape: Tape, x: Value, y: Value, numel: int) -> Value:
-    """Batched ``x @ y`` of two activations: keeps both."""
-    x, y = lowered(tape, x), lowered(tape, y)
+def matmul(tape: Tape, x: Value, y: Value, numel: int, *, inside: bool = False) -> Value:
+    """Batched ``x @ y`` of two activations: keeps both; ``inside`` of a composite, autocast casts nothing."""
+    if not inside:
+        x, y = lowered(tape, x), lowered(tape, y)
     saves = ([x] if y.needs_grad else []) + ([y] if x.needs_grad else [])
     return tape.apply((x, y), numel, x.width, saves)
