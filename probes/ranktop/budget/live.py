@@ -10,7 +10,7 @@ from ranktop.budget.expected import expected
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.model import BadInput, Model, NoRule
 from ranktop.budget.plan import Plan
-from ranktop.budget.terms import Amount, Budget, Part
+from ranktop.budget.terms import DTYPE_BYTES, Amount, Budget, Part
 
 NOT_RECOGNISED: Final = "the shapes of its parameters are those of no architecture that is known here"
 NO_BATCH: Final = "the micro-batch has not been seen"
@@ -59,11 +59,13 @@ def live_budget(
     """
     found = understand(inventory, plan, name)
     budget = expected(inventory, plan, found.activations, first_step=first_step, runtime=runtime)
-    moments = {moment: as_measured(_as_read(moment, table, plan, found)) for moment, table in budget.moments.items()}
+    moments = {
+        moment: as_measured(_as_read(moment, table, inventory, plan, found)) for moment, table in budget.moments.items()
+    }
     return replace(budget, moments=moments)
 
 
-def _as_read(moment: str, table: dict[str, Amount], plan: Plan, found: Live) -> dict[str, Amount]:
+def _as_read(moment: str, table: dict[str, Amount], inventory: Inventory, plan: Plan, found: Live) -> dict[str, Amount]:
     """Say why activations are unknown, and put the loss where the script computes it."""
     activations = table["activations"]
     if activations.bytes is None:
@@ -82,7 +84,23 @@ def _as_read(moment: str, table: dict[str, Amount], plan: Plan, found: Live) -> 
             activations = _instead(activations, alive.logits, (outputs, gradient))
     if moment not in ("load", "checkpoint_save"):
         activations = replace(activations, slack=activations.slack + seen.output_bytes)
+    if moment == "forward_end":
+        activations = replace(activations, slack=activations.slack + _last_gathered(inventory, plan))
     return {**table, "activations": activations}
+
+
+def _last_gathered(inventory: Inventory, plan: Plan) -> int:
+    """Return the bytes of the last unit's all-gather output under FSDP2.
+
+    FSDP2 drops it in its own hook behind the root's forward, and whether the reading comes before that depends on
+    which hook was there first (torch/distributed/fsdp/_fully_shard/_fsdp_state.py ``_post_forward``).
+    """
+    if plan.fsdp is None or plan.fsdp.version != 2 or plan.layout.shard <= 1:
+        return 0
+    units = inventory.units()
+    last = units[max(units)] if units else []
+    item = DTYPE_BYTES[plan.precision.compute] if plan.precision.compute else None
+    return sum(kind.numel * (item or kind.itemsize) for kind in last)
 
 
 def _instead(amount: Amount, less: int, more: tuple[Part, ...]) -> Amount:

@@ -68,6 +68,8 @@ class Run:
     """The parameters of a running job, for a model whose architecture is not known."""
     runtime: Amount | None = None
     """Measured context, libraries and workspaces; None = the rule's."""
+    running: Plan | None = None
+    """The plan of a running job: its own strategy keeps from it what the other fields have no word for."""
     schedule: str = "1f1b"
     """Pipeline schedule of the strategies that do not name one, as ``Pipeline.schedule``."""
 

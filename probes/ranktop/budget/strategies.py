@@ -7,6 +7,7 @@ from typing import Final
 
 from ranktop.budget.axes import layout
 from ranktop.budget.model import BadInput, NoRule
+from ranktop.budget.naming import own_strategy, precision_name
 from ranktop.budget.plan import Batch, Ddp, Fsdp, Layout, OptimizerPlan, Pipeline, Plan, Precision, Zero
 from ranktop.budget.run import PRECISIONS, STRATEGIES, Run
 
@@ -33,7 +34,10 @@ def plan_of(run: Run, strategy: str) -> Plan:
     notes = [*said]
     if megatron and run.stack != "megatron":
         notes.append("layers and optimizer as in Megatron Core: gradients in fp32, distributed optimizer")
+    running = run.running if run.running is not None and own_strategy(run.running) == strategy else None
     precision = _precision(run, fsdp is not None, zero is not None, notes)
+    if running is not None and precision_name(running) == run.precision:
+        precision = running.precision
     optimizer = _optimizer(run, zero, notes)
     sequence_parallel = run.sequence_parallel
     if strategy == "3d" and axes.tensor > 1 and megatron and not sequence_parallel:
@@ -60,6 +64,7 @@ def plan_of(run: Run, strategy: str) -> Plan:
         lora=run.lora,
         stack="megatron" if megatron else run.stack,
         notes=tuple(notes),
+        gradients_at=run.running.gradients_at if run.running is not None else Plan().gradients_at,
     )
 
 
@@ -104,7 +109,10 @@ def _zero(run: Run, strategy: str, axes: Layout) -> Zero | None:
 def _fsdp(run: Run, strategy: str) -> Fsdp | None:
     if strategy not in _FSDP:
         return None
-    return replace(run.fsdp if run.fsdp is not None else Fsdp(), sharding=_FSDP[strategy])
+    given = run.fsdp if run.fsdp is not None else Fsdp()
+    if strategy == "fsdp-hybrid" and given.sharding == "hybrid-grad-op":
+        return given
+    return replace(given, sharding=_FSDP[strategy])
 
 
 def _precision(run: Run, sharded: bool, zero: bool, notes: list[str]) -> Precision:

@@ -138,6 +138,12 @@ def zero(engine: Any, stage: int, gradient_dtype: str | None) -> Zero:
         parameter_alignment=bool(getattr(config, "parameter_alignment", False)),
         wrapper="" if plain else wrapper,
         not_budgeted=_not_budgeted(engine, config, stage),
+        prefetch_bucket_size=int(config.prefetch_bucket_size),
+        max_live_parameters=int(config.max_live_parameters),
+        max_reuse_distance=int(config.max_reuse_distance),
+        pin_memory=bool(getattr(config.offload_optimizer or config.offload_param, "pin_memory", True)),
+        gather_weights_on_save=bool(config.gather_16bit_weights_on_model_save),
+        communication_dtype=_name(engine.communication_data_type),
     )
 
 

@@ -9,10 +9,11 @@ from statistics import median_low
 from typing import Any, Final
 
 from ranktop.budget.model import BadInput, NoRule
+from ranktop.budget.naming import own_strategy
 from ranktop.budget.plan import Fsdp, OptimizerPlan
 from ranktop.budget.run import STRATEGIES, Projection, Run
 from ranktop.budget.terms import Amount, Memory
-from ranktop.budget.whatif import Job, as_run, own_strategy
+from ranktop.budget.whatif import Job, as_run
 from ranktop.tui.session.expected import allocated, difference, peak_moment
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
