@@ -40,9 +40,12 @@ def predicted(
     attention: str = "sdpa",
 ) -> Activations:
     """Trace on the CPU's kernels and extrapolate."""
+    third = SEQUENCE // 3
     request = Request(
-        batch=2, sequence=SEQUENCE // 3, parameters=parameters, autocast=autocast, checkpointing=full, gpu=False
-    )
+        batch=2, sequence=third, parameters=parameters, autocast=autocast, checkpointing=full, gpu=False,
+        # Without scores of attention nothing grows with the square: two lengths do.
+        sequences=(third, third // 2, third // 4) if attention == "eager" else (third, third // 2),
+    )  # fmt: skip
     coefficients = run(recipe, Feed(config=recipe.config), request)
     assert coefficients.notes == ()
     assert coefficients.within <= 0.001
@@ -76,7 +79,11 @@ def test_two_depths_tell_a_deeper_gpt_at_another_batch_and_sequence(
     full = options.get("checkpointing") == "full"
     traced = {name: value for name, value in options.items() if name != "checkpointing"}
     found = predicted(
-        Recipe("gpt", lambda n: gpt(n, **traced), LAYERS), parameters=parameters, autocast=autocast, full=full
+        Recipe("gpt", lambda n: gpt(n, **traced), LAYERS),
+        parameters=parameters,
+        autocast=autocast,
+        full=full,
+        attention=options.get("attention", "sdpa"),
     )
     truth = measure(
         lambda: gpt(LAYERS, **options),
