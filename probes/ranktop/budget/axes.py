@@ -25,27 +25,33 @@ def check(run: Run) -> None:
     product = 1
     for _, size in given:
         product *= size
-    words = " × ".join(f"{name} {size}" for name, size in given)
+    words = " × ".join(f"{name} {size}" for name, size in given) + f" = {product}" * (len(given) > 1)
     if run.world_size % product:
-        raise BadInput(f"{words} = {product} does not divide the world size {run.world_size}")
+        raise BadInput(f"{words} does not divide the world size {run.world_size}; change one of them")
     if run.data is not None and run.tensor is not None and run.pipeline is not None and product != run.world_size:
-        raise BadInput(f"{words} = {product} is not the world size {run.world_size}")
+        raise BadInput(f"{words} is not the world size {run.world_size}; change one of them")
     if run.expert > 1 and not run.model.experts:
-        raise BadInput(f"ep {run.expert}: {run.model.name or 'the model'} has no experts")
+        raise BadInput(f"ep {run.expert}: {run.model.name or 'the model'} has no experts; leave ep out")
     if run.expert > 1 and run.model.experts % run.expert:
-        raise BadInput(f"ep {run.expert} does not divide the {run.model.experts} experts")
+        raise BadInput(f"ep {run.expert} does not divide the {run.model.experts} experts{_take(run.model.experts)}")
     if (run.tensor or 1) > 1:
         split_heads(run.model, run.tensor or 1)
     if run.model.layers and (run.pipeline or 1) > run.model.layers:
-        raise BadInput(f"pp {run.pipeline} is more than the {run.model.layers} layers")
+        raise BadInput(f"pp {run.pipeline} is more than the {run.model.layers} layers; take at most as many")
 
 
 def split_heads(model: Model, tensor: int) -> None:
     """Raise BadInput when tensor parallel cannot deal out the heads."""
     if model.heads and model.heads % tensor:
-        raise BadInput(f"tp {tensor} does not divide the {model.heads} heads")
+        raise BadInput(f"tp {tensor} does not divide the {model.heads} heads{_take(model.heads)}")
     if model.kv_heads and model.kv_heads % tensor and tensor % model.kv_heads:
-        raise BadInput(f"tp {tensor} does not divide the {model.kv_heads} key/value heads")
+        raise BadInput(f"tp {tensor} does not divide the {model.kv_heads} key/value heads{_take(model.kv_heads)}")
+
+
+def _take(number: int) -> str:
+    """Return what could be taken instead: the sizes that divide a number."""
+    sizes = [str(size) for size in range(2, number + 1) if number % size == 0]
+    return f"; take {', '.join(sizes)}" if len(sizes) < 10 else "; take a divisor"
 
 
 def layout(run: Run, strategy: str) -> tuple[Layout, tuple[str, ...]]:

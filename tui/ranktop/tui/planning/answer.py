@@ -80,20 +80,26 @@ def answer(request: Request) -> Answer:
     """Return the projections of a request, in the order of its strategies. Raises BadInput."""
     from ranktop.tui.planning.ranking import best
 
-    rows = tuple(_row(request, strategy) for strategy in request.strategies)
+    meant: list[BadInput] = []
+    rows = tuple(_row(request, strategy, meant) for strategy in request.strategies)
     _same_complaint(rows)
+    if len(meant) == len(rows):
+        raise meant[0]
     # Runtime has no say in the unit: it is the same for a toy.
     sizes = (amount.bytes or 0 for row in rows for name, amount in row.amounts.items() if name != "runtime")
     return Answer(request=request, rows=rows, best=best(rows, request.device), unit=unit_for(sizes))
 
 
-def _row(request: Request, strategy: str) -> Row:
+def _row(request: Request, strategy: str, meant: list[BadInput]) -> Row:
+    """Return one strategy's answer; what is wrong for it alone is no reason to withhold the others'."""
+    run = request.run
     try:
         run = run_for(request, strategy)
-    except NoRule as reason:
-        run, projection = request.run, Projection(strategy=strategy, refused=str(reason))
-    else:
         projection = project(run, strategy)
+    except (NoRule, BadInput) as reason:
+        projection = Projection(strategy=strategy, refused=str(reason))
+        if isinstance(reason, BadInput):
+            meant.append(reason)
     moment, amounts = _shown(projection)
     rank = projection.rank
     return Row(
