@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
+from ranktop.budget import context
 from ranktop.budget.activations import families, loss
 from ranktop.budget.activations.checkpointing import Block, block
 from ranktop.budget.activations.family import Family, Tables
@@ -18,6 +20,15 @@ from ranktop.budget.models.stages import stage_layers
 from ranktop.budget.pipeline import alive, ends
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import DTYPE_BYTES, Part
+
+_CACHE: Final = "key/value cache of the output object"
+_HELD: Final = "logits of the output object"
+_INPUTS: Final = "tokens and labels"
+_LOSS: Final = "logits and loss"
+_CASTS: Final = "low-precision copies of weights (autocast)"
+
+_COMPILED: Final = 0.25
+"""torch.compile fuses and recomputes pointwise operations: 5 to 25 % less than the modules keep (torchtitan's runs)."""
 
 
 def activations(model: Model, plan: Plan) -> Activations:
@@ -48,12 +59,12 @@ class _Front:
 class _End:
     """Final norm, head and loss."""
 
-    after: dict[Storage, None]
-    head: dict[Storage, None]
-    held: dict[Storage, None]
+    after: dict[Storage, None] = field(default_factory=dict)
+    head: dict[Storage, None] = field(default_factory=dict)
+    held: dict[Storage, None] = field(default_factory=dict)
     """What only the script's own objects keep."""
-    temporaries: int
-    points: tuple[Point, ...]
+    temporaries: int = 0
+    points: tuple[Point, ...] = ()
 
 
 class _Rank:
@@ -64,6 +75,7 @@ class _Rank:
         self.shape = shape
         self.plan = plan
         self.mode = plan.checkpointing or "none"
+        self.kinds = family.kinds(shape.model)
         low = plan.precision.autocast
         self.autocast = DTYPE_BYTES[low] if low else None
 
@@ -73,71 +85,71 @@ class _Rank:
     def activations(self) -> Activations:
         """Return the sum over the rank's chunk of the model."""
         shape, plan = self.shape, self.plan
-        every_kind = self.family.kinds(shape.model)
-        layers = stage_layers(len(every_kind), plan)[0]
+        layers = stage_layers(len(self.kinds), plan)[0]
         first, last = ends(plan)
-        front = self.front()
-        kinds = Counter(every_kind[layers.start : layers.stop])
-        blocks = {kind: self.block(kind, front, needs_grad=True) for kind in kinds}
-        pieces = [(blocks[kind], count) for kind, count in kinds.items()]
-        if first and not front.x.needs_grad:
-            pieces = self.with_frozen_input(pieces, front)
-        end = self.end(front.x) if last else _End({}, {}, {}, 0, ())
+        front = self.front(first)
+        pieces = self.pieces(front, layers)
+        end = self.end(front.x) if last else _End()
+        largest = max((one for one, _ in pieces), key=lambda one: one.layer)
         every = min(max(1, plan.checkpoint_every), len(layers)) if self.mode == "full" else 1
-        largest = max(blocks.values(), key=lambda one: one.layer)
         kept = sum(one.kept * count for one, count in pieces)
         if every > 1:
-            kept = -(-kept // every)
-        outside = total(
-            {**(front.saved if first else {}), **dict.fromkeys(v.storage for v in front.tables)}, ACTIVATION, SHARED
-        )
-        after = total(end.after, ACTIVATION)
-        held = {
-            "key/value cache of the output object": sum(one.held * count for one, count in pieces),
-            "logits of the output object": total(end.held, ACTIVATION),
-        }
-        saved = {kind: total(end.head, kind) for kind in (ACTIVATION, CAST)}
-        casts = sum(one.casts * count for one, count in pieces) + saved[CAST]
+            kept = -(-len(layers) // every) * largest.kept
+        cache = sum(one.held * count for one, count in pieces)
         cached = sum(one.cached * count for one, count in pieces)
-        flight = alive(plan)
-        inputs = 2 * front.tokens.storage.size
-        sizes = {**self.parts(pieces, front, first, end, kept), **held}
-        sizes = {name: flight * size for name, size in sizes.items()}
-        sizes["logits and loss"] = saved[ACTIVATION]
-        sizes["tokens and labels"] = flight * inputs
-        sizes["low-precision copies of weights (autocast)"] = casts
-        points = _segment(largest, every)
+        casts = sum(one.casts * count for one, count in pieces) + total(end.head, CAST)
+        after, logits, held = (total(some, ACTIVATION) for some in (end.after, end.head, end.held))
+        outside = total(front.saved, ACTIVATION, SHARED) + after + cache + held
+        flight, inputs = alive(plan), 2 * front.tokens.storage.size
+        points = _around_ring(_segment(largest, every), shape, plan)
+        names = self.names(pieces, front, end, kept) + Counter({_CACHE: cache, _HELD: held, _INPUTS: inputs})
+        parts = Counter({name: flight * size for name, size in names.items()}) + Counter({_LOSS: logits, _CASTS: casts})
         return Activations(
             layers=len(layers),
             layer=largest.layer,
             blocks=kept,
             recomputed=0 if self.mode == "none" else largest.recomputed + (every - 1) * largest.layer,
-            outside=outside + after + sum(held.values()),
-            logits=saved[ACTIVATION],
+            outside=outside,
+            logits=logits,
             inputs=inputs,
             casts=casts,
             loss_forward=end.temporaries + cached,
-            loss_backward=_above(end.points, after + saved[ACTIVATION]),
+            loss_backward=_above(end.points, after + logits),
             block_backward=_above(points, largest.layer * every),
             boundary=front.x.size,
             in_flight=flight,
-            within=self.family.within,
+            within=max(self.family.within, _COMPILED) if plan.compiled else self.family.within,
             rule=f"autograd's saved tensors, operation by operation: {self.family.rule}",
-            parts=tuple(Part(name, size) for name, size in sizes.items() if size),
+            parts=tuple(Part(name, size) for name, size in parts.items()),
             after=after,
             backward=points,
             block_forward=largest.forward + cached,
         )
 
-    def front(self) -> _Front:
-        """Run the embedding on a tape of its own; its output is the first block's to count."""
+    def pieces(self, front: _Front, layers: range) -> list[tuple[Block, int]]:
+        """Return the blocks of the chunk with how often each comes.
+
+        Behind a frozen embedding the first block keeps less: nothing before its first adapter needs a gradient.
+        """
+        own = self.kinds[layers.start : layers.stop]
+        frozen = layers.start == 0 and not front.x.needs_grad
+        found = [(self.block(own[0], front, needs_grad=False), 1)] if frozen else []
+        return found + [
+            (self.block(kind, front, needs_grad=True), count) for kind, count in Counter(own[len(found) :]).items()
+        ]
+
+    def front(self, first: bool) -> _Front:
+        """Run the embedding on a tape of its own; its output is the first block's to count.
+
+        Every stage makes the tables; what the embedding itself keeps lies on the ``first`` alone.
+        """
         tape = self.tape()
         with tape.part("embedding"):
             tokens = tape.new(self.shape.tokens, 8, needs_grad=False, kind=INPUT)
             x = self.family.before(tape, self.shape, tokens)
             tables = self.family.tables(tape, self.shape, x)
-        saved = {storage: None for storage in tape.saved() if storage is not x.storage}
-        return _Front(saved, x, tokens, tables)
+        saved = {storage: None for storage in tape.saved() if storage is not x.storage} if first else {}
+        return _Front({**saved, **dict.fromkeys(value.storage for value in tables)}, x, tokens, tables)
 
     def block(self, kind: str, front: _Front, *, needs_grad: bool) -> Block:
         """Run one block on a tape of its own."""
@@ -146,12 +158,6 @@ class _Rank:
             x = tape.new(front.x.numel, front.x.width, needs_grad=needs_grad)
         y = self.family.block(tape, self.shape, x, kind, front.tables)
         return block(tape, x, y, self.mode)
-
-    def with_frozen_input(self, pieces: list[tuple[Block, int]], front: _Front) -> list[tuple[Block, int]]:
-        """Behind a frozen embedding the first block keeps less: nothing before its first adapter needs a gradient."""
-        (one, count), *rest = pieces
-        kind = self.family.kinds(self.shape.model)[0]
-        return [(self.block(kind, front, needs_grad=False), 1), (one, count - 1), *rest]
 
     def end(self, like: Value) -> _End:
         """Run final norm, head and loss on a tape of their own, from the last block's output."""
@@ -162,7 +168,7 @@ class _Rank:
             read = self.family.after(tape, self.shape, x)
         behind = tape.saved()
         found = loss.head(tape, self.shape, read, self.plan.loss, self.family)
-        saved = tape.saved()
+        saved = {**tape.saved(), found.value.storage: None}
         if read.storage in saved:
             behind[read.storage] = None
         head = {storage: None for storage in saved if storage not in behind}
@@ -171,8 +177,8 @@ class _Rank:
         passing = read.storage.size if self.plan.loss == "hf" and read.storage not in saved else 0
         return _End(behind, head, held, found.forward + passing, backward(tape, found.value, (ACTIVATION,), (), held))
 
-    def parts(self, pieces: list[tuple[Block, int]], front: _Front, first: bool, end: _End, kept: int) -> Counter[str]:
-        """Return bytes of one micro-batch by what people call them, without logits, inputs and casts."""
+    def names(self, pieces: list[tuple[Block, int]], front: _Front, end: _End, kept: int) -> Counter[str]:
+        """Return bytes of one micro-batch by what people call them: blocks, embedding, final norm."""
         sizes: Counter[str] = Counter()
         if self.mode == "none":
             for one, count in pieces:
@@ -182,7 +188,7 @@ class _Rank:
         else:
             full = self.mode == "full"
             sizes["inputs of checkpointed blocks" if full else "inputs and matrix products of blocks"] = kept
-        for storage in (*(front.saved if first else ()), *(value.storage for value in front.tables), *end.after):
+        for storage in (*front.saved, *end.after):
             if storage.kind in (ACTIVATION, SHARED):
                 sizes[storage.part] += storage.size
         return sizes
@@ -196,6 +202,16 @@ def _segment(one: Block, every: int) -> tuple[Point, ...]:
     early = [(alive + waiting, gradients) for alive, gradients in one.points]
     late = [(alive, gradients + made) for alive, gradients in one.points]
     return frontier((*early, *late))
+
+
+def _around_ring(points: tuple[Point, ...], shape: Shape, plan: Plan) -> tuple[Point, ...]:
+    """Add what ring attention of context parallel has alive beside a block's own tensors."""
+    c = plan.layout.context
+    if c == 1:
+        return points
+    extra = context.ring_bytes(shape.tokens, shape.key, shape.width, c)
+    extra += context.accumulation_bytes(shape.tokens, shape.query, shape.heads, c)
+    return tuple((alive + extra, made) for alive, made in points)
 
 
 def _above(points: Iterable[Point], base: int) -> int:
