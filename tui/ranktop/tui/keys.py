@@ -74,6 +74,17 @@ STRATEGY_KEYS: Final = (
 )  # fmt: skip
 """Keys of the strategies screen, beside the program's."""
 
+EXPLAIN_KEYS: Final = (
+    Key("explain-up", "up,k", "↑ k", "scroll(-1)", "one line up", "move"),
+    Key("explain-down", "down,j", "↓ j", "scroll(1)", "one line down", "move"),
+    Key("explain-page-up", "pageup,b", "PgUp b", "scroll(-15)", "a page up", "move"),
+    Key("explain-page-down", "pagedown,space", "PgDn Space", "scroll(15)", "a page down", "move"),
+    Key("explain-top", "home", "Home", "scroll(-100000)", "to the top", "move"),
+    Key("explain-end", "end", "End", "scroll(100000)", "to the end", "move"),
+    Key("explain-back", "escape,enter,e", "Esc Enter", "back", "back to the strategies", "screens"),
+)  # fmt: skip
+"""Keys of a strategy's explanation."""
+
 GROUPS: Final = {
     "move": "Move", "order": "Order and filter", "look": "Look", "what if": "What if", "screens": "Screens",
     "program": "Program",

@@ -8,6 +8,8 @@ from typing import ClassVar, Final
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
+from ranktop.budget.model import BadInput
+from ranktop.budget.run import Run
 from ranktop.tui.keys import STRATEGY_KEYS, Key
 from ranktop.tui.screens.live import LiveScreen
 from ranktop.tui.session.whatif import WhatIf
@@ -89,6 +91,26 @@ class StrategiesScreen(LiveScreen):
         self.whatif.changes = type(self.whatif.changes)()
         self.whatif.forget()
         self.say("the job as it runs")
+
+    def action_explain(self) -> None:
+        """Explain the selected strategy for what is asked now."""
+        from ranktop.tui.screens.explain import ExplainScreen
+
+        strategy = self.whatif.order()[self.choice.at]
+        run = self._asked()
+        if run is not None:
+            self.app.push_screen(ExplainScreen(run, strategy, self.options))
+
+    def _asked(self) -> Run | None:
+        """Return what is asked now; says why when that is nothing that can be computed."""
+        try:
+            run = self.whatif.asked()
+        except BadInput as reason:
+            self.say(str(reason))
+            return None
+        if run is None:
+            self.say(self.whatif.reason)
+        return run
 
     def action_back(self) -> None:
         """Go back to the ranks."""

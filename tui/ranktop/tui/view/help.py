@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import wrap
 
 from ranktop.budget.terms import CATEGORIES
-from ranktop.tui.keys import GROUPS, STRATEGY_KEYS, Key, shown_keys
+from ranktop.tui.keys import GROUPS, KEYS, Key, shown_keys
 from ranktop.tui.view.bar import LETTERS
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.status import SHORT
@@ -17,7 +17,7 @@ _KEY_CELLS = 10
 def help_lines(options: Options, keys: tuple[Key, ...], width: int) -> list[Line]:
     """Return the help for a screen with these keys as lines of ``width`` cells."""
     lines: list[Line] = [pad([(" ranktop: help", "panel bold")], width, "panel"), pad((), width)]
-    for text in _strategies(options) if keys is STRATEGY_KEYS else _reading(options):
+    for text in _reading(options) if keys is KEYS else _strategies(options):
         lines += [pad([(f" {part}", "text")], width) for part in wrap(text, max(10, width - 2))]
     spans: list[Span] = [(" ", "")]
     for name in CATEGORIES:

@@ -1,0 +1,83 @@
+"""What one strategy does for this job, to be scrolled through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+
+from ranktop.budget.run import Run
+from ranktop.tui.keys import EXPLAIN_KEYS, Key
+from ranktop.tui.screens.live import LiveScreen
+from ranktop.tui.theme import MONO
+from ranktop.tui.view.options import Options
+from ranktop.tui.view.text import Line, Span, beside, in_ascii, length, pad
+from ranktop.tui.widgets.lines import Lines
+
+HINTS = (("↑↓ PgUp PgDn", "scroll"), ("esc", "back"), ("?", "help"), ("q", "quit"))
+
+
+class ExplainScreen(LiveScreen):
+    """Explains a strategy for the run that was asked for when the screen was opened."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(key.keys, key.action, key.words, id=key.id, show=False) for key in EXPLAIN_KEYS
+    ]
+    AUTO_FOCUS = ""
+    KEYS: ClassVar[tuple[Key, ...]] = EXPLAIN_KEYS
+
+    def __init__(self, run: Run, strategy: str, options: Options) -> None:
+        super().__init__()
+        self.asked, self.strategy, self.options = run, strategy, options
+        self._top = 0
+        self._drawn: tuple[tuple[int, bool], list[Line]] | None = None
+
+    def compose(self) -> ComposeResult:
+        """Yield the one widget."""
+        yield Lines(id="text")
+
+    def content(self) -> Mapping[str, Sequence[Line]]:
+        """Return the lines that the screen has room for, and where they are in the whole."""
+        width, height = max(1, self.size.width), max(1, self.size.height)
+        lines = self._lines(width)
+        room = max(1, height - 1)
+        self._top = max(0, min(self._top, len(lines) - room))
+        shown = lines[self._top : self._top + room]
+        shown += [pad((), width)] * (room - len(shown))
+        return {"text": [*shown, self._footer(len(lines), room, width)][:height]}
+
+    def _lines(self, width: int) -> list[Line]:
+        letters = self.options.glyphs.ascii or self.app.palette is MONO
+        if self._drawn is None or self._drawn[0] != (width, letters):
+            from ranktop.budget.explain import explain
+            from ranktop.tui.view.explain import explain_lines
+
+            found = explain_lines(explain(self.asked, self.strategy), width, self.options.glyphs, letters)
+            self._drawn = (width, letters), found
+        return self._drawn[1]
+
+    def _footer(self, lines: int, room: int, width: int) -> Line:
+        place = f" {self._top + 1}{self.options.glyphs.dash}{min(lines, self._top + room)} of {lines} "
+        right: list[Span] = [(place, "label bold")] if lines > room else []
+        news = self.news()
+        if news:
+            line = beside([(f" {news}", "notice")], right, width)
+        else:
+            spans: list[Span] = [(" ", "")]
+            for key, word in HINTS:
+                hint: list[Span] = [(key, "key"), (f" {word}  ", "dim")]
+                if length(spans) + length(hint) <= width - length(right):
+                    spans += hint
+            line = beside(spans, right, width)
+        return in_ascii(line) if self.options.glyphs.ascii else line
+
+    def action_scroll(self, by: int) -> None:
+        """Scroll the text."""
+        self._top = max(0, self._top + by)
+        self.hurry()
+
+    def action_back(self) -> None:
+        """Go back to where it was called."""
+        self.dismiss()
