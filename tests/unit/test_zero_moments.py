@@ -313,3 +313,20 @@ def test_what_has_no_rule_says_so_everywhere() -> None:
     table = moments(four_blocks(), plan(3, zero={"not_budgeted": ("ZenFlow",)}), ALIVE)
     assert all(amount.bytes is None and "ZenFlow" in amount.rule for row in table.values() for amount in row.values())
     assert off_device(four_blocks(), plan(3, zero={"not_budgeted": ("ZenFlow",)}))[0].bytes is None
+
+
+def test_frozen_partitions_are_offloaded_with_the_others() -> None:
+    frozen = Inventory.of([Kind((600,), "bfloat16"), Kind((400,), "bfloat16", trainable=False, group=-1)])
+    options = {"offload_optimizer": "cpu", "offload_parameters": "cpu"}
+    host, _ = off_device(frozen, plan(3, zero=options))
+    # Of 300 elements master, gradient and two states in fp32 and a 16-bit gradient; all 500 elements of weights.
+    assert host.bytes == 300 * 18 + 500 * 2
+
+
+def test_fp32_models_have_master_weights_from_stage_1_on() -> None:
+    fp32 = Inventory.of([Kind((600,), "float32")])
+    for stage in (1, 2, 3):
+        without = plan(stage, precision=Precision(parameters="float32"))
+        table = moments(fp32, without, ALIVE)
+        assert table["step_start"]["optimizer"].bytes == 300 * 12
+        assert table == moments(fp32, plan(stage, precision=Precision(parameters="float32", master="float32")), ALIVE)

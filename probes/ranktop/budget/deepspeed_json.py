@@ -28,10 +28,10 @@ def parse(text: str, where: str = "DeepSpeed config") -> dict[str, Any]:
     Raises BadInput with line and column.
     """
     try:
-        found = _load(text)
+        found = _load(text, where)
     except json.JSONDecodeError as error:
         try:
-            found = _load(_LENIENT.sub(_blank, text))
+            found = _load(_LENIENT.sub(_blank, text), where)
         except json.JSONDecodeError:
             what = "the file is empty" if not text.strip() else error.msg
             raise BadInput(f"{where}: invalid JSON at line {error.lineno} column {error.colno}: {what}") from None
@@ -42,7 +42,7 @@ def parse(text: str, where: str = "DeepSpeed config") -> dict[str, Any]:
     return found
 
 
-def _load(text: str) -> Any:
+def _load(text: str, where: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_without_doubles)
     except _Double as double:

@@ -44,7 +44,7 @@ class Job:
     def __init__(self, inventory: Inventory, plan: Plan, options: Zero, first_step: bool) -> None:
         self.options = options
         self.first_step = first_step
-        self.plan = _with_own_states(plan)
+        self.plan = _with_masters(_with_own_states(plan), options)
         inventory = _in_pieces(inventory, max(1, plan.layout.shard))
         self.kinds: list[Kind] = list(inventory)
         order, kinds = inventory.order, inventory.kinds
@@ -125,6 +125,13 @@ def _with_own_states(plan: Plan) -> Plan:
         return plan
     filled = [replace(each, states=_OWN_STATES.get(each.name, each.states)) for each in (plan.optimizer, *plan.groups)]
     return replace(plan, optimizer=filled[0], groups=tuple(filled[1:]))
+
+
+def _with_masters(plan: Plan, options: Zero) -> Plan:
+    """Stages 1 to 3 keep master weights even of a model in fp32 (their optimizers copy what they update)."""
+    if not options.stage or plan.precision.master is not None:
+        return plan
+    return replace(plan, precision=replace(plan.precision, master="float32"))
 
 
 class Layout:

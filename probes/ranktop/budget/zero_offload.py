@@ -112,9 +112,8 @@ def _weights(job: Job, layout: Partitioned) -> tuple[tuple[Part, ...], tuple[Par
     options = job.options
     if options.offload_parameters == "none":
         return (), ()
-    held = sum(n * kind.itemsize for n, kind in layout.totals)
     if options.offload_parameters == "cpu":
-        return parts(("parameter partitions", held)), ()
+        return parts(("parameter partitions", layout.partitions)), ()
     elements = sum(n for n, _ in layout.totals)
     item = layout.subs[0][1].itemsize if layout.subs else 0
     kept = min(elements, options.max_in_cpu)
@@ -124,5 +123,5 @@ def _weights(job: Job, layout: Partitioned) -> tuple[tuple[Part, ...], tuple[Par
             ("parameter partitions kept on the host (max_in_cpu)", kept * item),
             ("swap buffers for parameters (buffer_count x buffer_size)", buffers),
         ),
-        parts(("parameter partitions", (elements - kept) * item)),
+        parts(("parameter partitions", layout.partitions - kept * item)),
     )

@@ -69,7 +69,8 @@ class Partitioned(Layout):
         )
         self.persistent = [k for k, mark in zip(job.kinds, self.marks, strict=True) if mark]
         ranks = job.ranks
-        self._held = sum(-(-n // ranks) * (size // n) for n, size in zip(job.numels, job.sizes, strict=True) if n)
+        self.partitions = sum(-(-n // ranks) * (size // n) for n, size in zip(job.numels, job.sizes, strict=True) if n)
+        """Bytes of the partitions of all parameters, frozen ones too."""
         self._padded = sum(share(k.numel, ranks) * ranks * k.itemsize for k in self.persistent)
         self.totals = [(sum(sub), kind) for sub, kind in self.subs]
         """Elements of each sub-group, with a kind that tells its dtype and group."""
@@ -84,7 +85,7 @@ class Partitioned(Layout):
         """
         job = self.job
         where = f"partitions padded to {job.ranks} elements"
-        held = self._held
+        held = self.partitions
         if not job.parameters_on_device:
             held, where = 0, "partitions offloaded to the host"
         split = job.first_step and not (job.accumulating and moment in IN_FORWARD)
