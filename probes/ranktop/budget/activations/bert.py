@@ -5,9 +5,9 @@ from __future__ import annotations
 from ranktop.budget.activations.attention import core
 from ranktop.budget.activations.family import Tables
 from ranktop.budget.activations.gpt2 import feed_forward
-from ranktop.budget.activations.layers import activation, gathers, project, reduce
+from ranktop.budget.activations.layers import activation, embed, embed_indices, gathers, project, reduce
 from ranktop.budget.activations.norms import layer_norm
-from ranktop.budget.activations.operations import add, copy, dropout, embedding, linear, of_output
+from ranktop.budget.activations.operations import add, copy, dropout, linear, of_output
 from ranktop.budget.activations.shape import Shape
 from ranktop.budget.activations.tape import INPUT, Tape, Value
 from ranktop.budget.models.section import flag, size, word
@@ -18,12 +18,10 @@ POOLED = ("pretraining", "classifier", "none")
 
 def before(tape: Tape, shape: Shape, tokens: Value) -> Value:
     """Word, type and position embeddings, LayerNorm, dropout; positions are a module buffer, types indices of [s]."""
-    model, h, w = shape.model, shape.hidden, shape.width
-    words = embedding(tape, tokens, model.vocab, h, w, trainable=shape.trainable)
-    types = tape.new(shape.sequence, 8, needs_grad=False)
-    places = tape.new(shape.sequence, 8, needs_grad=False, kind=INPUT)
-    kinds = embedding(tape, types, size(model, "type_vocab", 2), h, w, trainable=shape.trainable)
-    learned = embedding(tape, places, model.positions, h, w, trainable=shape.trainable)
+    model = shape.model
+    words = embed(tape, shape, tokens)
+    kinds = embed_indices(tape, shape, size(model, "type_vocab", 2))
+    learned = embed_indices(tape, shape, model.positions, INPUT)
     x = layer_norm(tape, shape, add(tape, add(tape, words, kinds), learned))
     return dropout(tape, x, float(model.options.get("embedding_dropout", shape.dropout)))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ranktop.budget.activations.attention import fused, masked
 from ranktop.budget.activations.family import Tables
-from ranktop.budget.activations.layers import gathers, project, reduce
+from ranktop.budget.activations.layers import embed, embed_indices, gathers, project, reduce
 from ranktop.budget.activations.norms import layer_norm
-from ranktop.budget.activations.operations import add, dropout, embedding, of_input, view
+from ranktop.budget.activations.operations import add, dropout, of_input, view
 from ranktop.budget.activations.shape import Shape
 from ranktop.budget.activations.tape import Tape, Value
 from ranktop.budget.models.section import flag
@@ -14,13 +14,8 @@ from ranktop.budget.models.section import flag
 
 def before(tape: Tape, shape: Shape, tokens: Value) -> Value:
     """Token and position embeddings: the sum is the first block's input; positions are indices of [s]."""
-    model = shape.model
-    x = embedding(tape, tokens, -(-model.vocab // shape.tensor), shape.hidden, shape.width, trainable=shape.trainable)
-    x = reduce(tape, shape, x)
-    slices = shape.tensor if shape.gathered else 1
-    places = tape.new(shape.sequence // slices, 8, needs_grad=False)
-    learned = embedding(tape, places, model.positions, shape.hidden, shape.width, trainable=shape.trainable)
-    return dropout(tape, add(tape, x, learned), shape.dropout)
+    learned = embed_indices(tape, shape, shape.model.positions)
+    return dropout(tape, add(tape, embed(tape, shape, tokens), learned), shape.dropout)
 
 
 def block(tape: Tape, shape: Shape, x: Value, kind: str, tables: Tables) -> Value:

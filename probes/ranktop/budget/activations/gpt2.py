@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ranktop.budget.activations.attention import core
 from ranktop.budget.activations.family import Tables
-from ranktop.budget.activations.layers import activation, gathers, project, reduce
+from ranktop.budget.activations.layers import activation, embed, embed_indices, gathers, project, reduce
 from ranktop.budget.activations.llama import rotate
 from ranktop.budget.activations.norms import layer_norm
-from ranktop.budget.activations.operations import add, dropout, embedding, view
+from ranktop.budget.activations.operations import add, dropout, view
 from ranktop.budget.activations.shape import Shape
 from ranktop.budget.activations.tape import Tape, Value
 from ranktop.budget.models.section import flag, word
@@ -15,20 +15,13 @@ from ranktop.budget.models.section import flag, word
 
 def before(tape: Tape, shape: Shape, tokens: Value) -> Value:
     """GPT-NeoX: the token embedding alone, with its dropout."""
-    x = embedding(
-        tape, tokens, -(-shape.model.vocab // shape.tensor), shape.hidden, shape.width, trainable=shape.trainable
-    )
-    return dropout(tape, reduce(tape, shape, x), _embedding_dropout(shape))
+    return dropout(tape, embed(tape, shape, tokens), _embedding_dropout(shape))
 
 
 def before_gpt2(tape: Tape, shape: Shape, tokens: Value) -> Value:
     """Token and position embeddings with their dropout; positions are indices of [s]."""
-    model = shape.model
-    x = embedding(tape, tokens, -(-model.vocab // shape.tensor), shape.hidden, shape.width, trainable=shape.trainable)
-    x = reduce(tape, shape, x)
-    places = tape.new(shape.sequence, 8, needs_grad=False)
-    learned = embedding(tape, places, model.positions, shape.hidden, shape.width, trainable=shape.trainable)
-    return dropout(tape, add(tape, x, learned), _embedding_dropout(shape))
+    learned = embed_indices(tape, shape, shape.model.positions)
+    return dropout(tape, add(tape, embed(tape, shape, tokens), learned), _embedding_dropout(shape))
 
 
 def _embedding_dropout(shape: Shape) -> float:

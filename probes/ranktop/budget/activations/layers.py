@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ranktop.budget.activations.operations import add, cast, linear, multiply, of_input, of_output, scale
+from ranktop.budget.activations.operations import add, cast, embedding, linear, multiply, of_input, of_output, scale
 from ranktop.budget.activations.shape import Shape
-from ranktop.budget.activations.tape import Node, Tape, Value
+from ranktop.budget.activations.tape import ACTIVATION, Node, Tape, Value
 from ranktop.budget.models.adapters import LINEAR
 from ranktop.budget.terms import DTYPE_BYTES
 
@@ -61,6 +61,19 @@ def reduce(tape: Tape, shape: Shape, partial: Value) -> Value:
     out = tape.new(numel, partial.width)
     tape.record(Node((partial,), (out,), passes=not shape.gathered))
     return out
+
+
+def embed(tape: Tape, shape: Shape, tokens: Value) -> Value:
+    """Token embedding, its rows split over tensor-parallel ranks: [b, s, h], sliced with sequence parallel."""
+    rows = -(-shape.model.vocab // shape.tensor)
+    return reduce(tape, shape, embedding(tape, tokens, rows, shape.hidden, shape.width, trainable=shape.trainable))
+
+
+def embed_indices(tape: Tape, shape: Shape, rows: int, kind: str = ACTIVATION) -> Value:
+    """An embedding of [s] indices that the model makes itself (positions, types): keeps the indices."""
+    own = shape.sequence // (shape.tensor if shape.gathered else 1)
+    indices = tape.new(own, 8, needs_grad=False, kind=kind)
+    return embedding(tape, indices, rows, shape.hidden, shape.width, trainable=shape.trainable)
 
 
 def activation(tape: Tape, x: Value, name: str) -> Value:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ranktop.budget.activations.attention import core
 from ranktop.budget.activations.experts import experts
 from ranktop.budget.activations.family import Tables
-from ranktop.budget.activations.layers import activation, gathers, project, reduce
+from ranktop.budget.activations.layers import activation, embed, gathers, project, reduce
 from ranktop.budget.activations.norms import plain_norm, rms_norm
-from ranktop.budget.activations.operations import FULL, add, cast, embedding, multiply, scale, view
+from ranktop.budget.activations.operations import FULL, add, cast, multiply, scale, view
 from ranktop.budget.activations.shape import Shape
 from ranktop.budget.activations.tape import SHARED, Tape, Value
 from ranktop.budget.model import Model
@@ -16,8 +16,7 @@ from ranktop.budget.models.section import dense_layers, flag, size, word
 
 def before(tape: Tape, shape: Shape, tokens: Value) -> Value:
     """The token embedding; Gemma multiplies it by a buffer of one element."""
-    x = embedding(tape, tokens, shape.model.vocab // shape.tensor, shape.hidden, shape.width, trainable=shape.trainable)
-    x = reduce(tape, shape, x)
+    x = embed(tape, shape, tokens)
     return scale(tape, x) if flag(shape.model, "embedding_scale") else x
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from ranktop.budget.activations.attention import added, fused, written_out
 from ranktop.budget.activations.family import Tables
-from ranktop.budget.activations.layers import activation, project
+from ranktop.budget.activations.layers import activation, embed, project
 from ranktop.budget.activations.llama import arguments
 from ranktop.budget.activations.operations import (
     FULL,
     add,
     cast,
     dropout,
-    embedding,
     multiply,
     of_input,
     of_output,
@@ -26,8 +25,7 @@ from ranktop.budget.models.t5 import decoder_layers
 
 def before(tape: Tape, shape: Shape, tokens: Value) -> Value:
     """The encoder's token embedding with its dropout; the decoder's of as many tokens is counted with the tables."""
-    x = embedding(tape, tokens, shape.model.vocab, shape.hidden, shape.width, trainable=shape.trainable)
-    return dropout(tape, x, shape.dropout)
+    return dropout(tape, embed(tape, shape, tokens), shape.dropout)
 
 
 def tables(tape: Tape, shape: Shape, x: Value) -> Tables:
