@@ -330,3 +330,16 @@ def test_fp32_models_have_master_weights_from_stage_1_on() -> None:
         table = moments(fp32, without, ALIVE)
         assert table["step_start"]["optimizer"].bytes == 300 * 12
         assert table == moments(fp32, plan(stage, precision=Precision(parameters="float32", master="float32")), ALIVE)
+
+
+def test_the_live_side_sees_buckets_and_staging_but_not_gathers_and_copies() -> None:
+    waiting = moments(model(60, 60), plan(1, accumulation=2), ALIVE)["forward_end"]["buffers"]
+    assert {part.name: part.seen for part in waiting.parts} == {
+        "module buffers": True,
+        "gradient buckets, reduce_bucket_size": True,
+    }
+    staging = moments(model(60, 60), plan(2, zero={"offload_optimizer": "cpu"}), ALIVE)["step_start"]["buffers"]
+    assert all(part.seen for part in staging.parts)
+    whole = moments(four_blocks(), plan(3, zero={"persistence_threshold": 0}), ALIVE)["forward_end"]["buffers"]
+    assert {part.seen for part in whole.parts if "gathered" in part.name} == {False}
+    assert {part.seen for part in whole.parts if "bucket" in part.name} == {True}

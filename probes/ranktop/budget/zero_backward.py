@@ -44,7 +44,7 @@ def between_micro_batches(job: Job) -> tuple[Part, ...]:
     """Return the buckets that stage 1 keeps from the first micro-batch on: only the last one's epilogue frees them."""
     if job.options.stage != 1 or not job.accumulating or job.options.wrapper == BF16_WRAPPER:
         return ()
-    return parts(_buckets(job))
+    return parts(_buckets(job), seen=True)
 
 
 def backward(job: Job, alive: Activations, kept: int, buffers: tuple[Part, ...]) -> Point:
@@ -69,6 +69,8 @@ class _Walk:
         self.activations = [*self.progress.sizes(), self.progress.ended()]
         """Bytes of activations at each parameter; the last entry is for after the last parameter."""
         self.gradients = kept
+        self.buckets = ("", 0)
+        """Name and bytes of the buckets, which the live side sees as such."""
         self.most = -1
         self._best: tuple[str, int, int, tuple[tuple[str, int], ...]] = ("", -1, 0, ())
 
@@ -88,7 +90,8 @@ class _Walk:
             alive = self.progress.parts(index)
         else:
             alive = parts(("inputs and other micro-batches in flight", self.progress.ended()))
-        return Point(name, alive, self.buffers + parts(*extra), gradients)
+        made = tuple(Part(what, size, seen=what == self.buckets[0]) for what, size in extra if size)
+        return Point(name, alive, self.buffers + made, gradients)
 
     def run(self) -> None:
         """Go through backward."""

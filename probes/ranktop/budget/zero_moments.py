@@ -152,7 +152,7 @@ class _Step:
             **found,
             "gradients": gradients,
             "activations": self._activations(moment, point, rule),
-            "buffers": amount(own + point.buffers, rule, 0.0 if self._exact(moment) else 0.1),
+            "buffers": amount(own + point.buffers, rule, self._within(moment)),
         }
 
     def _activations(self, moment: str, point: Point, rule: str) -> Amount:
@@ -162,9 +162,12 @@ class _Step:
         inputs = parts(("inputs", self.alive.inputs)) if moment == "optimizer_step" else ()
         return amount(inputs + point.activations, rule, within)
 
-    def _exact(self, moment: str) -> bool:
-        """On a GPU streams delay when a bucket's memory is free again (``record_stream``)."""
-        return self.job.plan.host or moment not in ("forward", "backward")
+    def _within(self, moment: str) -> float:
+        """Relative error: as measured on the host; on a GPU streams delay when memory is free (``record_stream``)."""
+        options = self.job.options
+        if moment not in ("forward", "backward"):
+            return 0.01
+        return 0.25 if not self.job.plan.host and (options.stage == 3 or options.overlap_comm) else 0.02
 
 
 def _module_buffers(job: Job) -> tuple[Part, ...]:

@@ -24,7 +24,7 @@ def staging(job: Job) -> tuple[Part, ...]:
     if options.stage not in (1, 2) or options.offload_optimizer == "none":
         return ()
     largest = max((kind.numel * kind.itemsize for group in job.groups for kind in group), default=0)
-    found = parts(("buffer for one gradient on its way to the host (the largest)", largest))
+    found = parts(("buffer for one gradient on its way to the host (the largest)", largest), seen=True)
     if job.plan.host:
         found += _flat_buffers(job, Flat(job))
     return found
@@ -36,6 +36,7 @@ def _flat_buffers(job: Job, layout: Flat) -> tuple[Part, ...]:
     return parts(
         ("updated weights of this rank's part", sum(f.partition * k.itemsize for f, k in layout.flats)),
         ("buffer for one gradient on the host (the largest)", largest),
+        seen=True,
     )
 
 
