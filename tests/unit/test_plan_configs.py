@@ -172,7 +172,9 @@ def test_the_search_puts_what_fits_first(capsys: pytest.CaptureFixture[str]) -> 
     assert plan([*BASE, *arguments]) == 0
     page = capsys.readouterr().out
     rows = page.split("\n\n")[1].splitlines()[1:]
-    assert [row.split("  ")[0] for row in rows[: len(found["fitting"])]] == [one["plan"] for one in found["fitting"]]
+    assert [row[3:].split("  ")[0] for row in rows[: len(found["fitting"])]] == [
+        one["plan"] for one in found["fitting"]
+    ]
     assert "16 samples a step" in page
 
 

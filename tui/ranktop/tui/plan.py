@@ -43,9 +43,10 @@ def _text(flags: PlanFlags) -> str:
 
     asked = request(flags)
     if flags.fit:
-        from ranktop.tui.planning.fitting import text
+        from ranktop.tui.planning.fitting import shown_number, text
 
-        return text(asked, as_json=flags.json, width=columns())
+        number = shown_number(flags.fit_plan)
+        return text(asked, as_json=flags.json, width=columns(), number=number, colour=colour())
     from ranktop.tui.planning.answer import answer
 
     found = answer(asked)

@@ -91,6 +91,7 @@ class PlanFlags(Flags):
     """Flags of ``ranktop plan``."""
 
     fit: bool = _switch(OUTPUT, "search the plans that fit for the global batch, the cheapest first")
+    fit_plan: str | None = _flag(OUTPUT, "N", "with --fit: show the lines that ask for the N-th plan (1)")
     json: bool = _switch(OUTPUT, "the documented JSON instead of a table")
 
 

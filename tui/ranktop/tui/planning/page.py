@@ -18,13 +18,13 @@ def page(answer: Answer, width: int, colour: bool) -> str:
     """Return the page, ending with a newline; no line is wider than ``width`` unless the table itself must be."""
     told = [line for text in header(answer) for line in fold(text, width, "  ")]
     form, cells = lines(answer, width)
-    table = ["".join(_painted(cell, colour) for cell in line).rstrip() for line in cells]
+    table = ["".join(painted(cell, colour) for cell in line).rstrip() for line in cells]
     below: list[str] = []
     last = ""
     for about, text in notes(answer, form.wide):
         below += _note("" if about == last else about, text, width, colour)
         last = about
-    how = [_painted((line, "dim"), colour) for line in fold(legend(answer, form.wide), width)]
+    how = [painted((line, "dim"), colour) for line in fold(legend(answer, form.wide), width)]
     return "\n".join([*told, "", *table, *how, "", *below]) + "\n"
 
 
@@ -34,10 +34,11 @@ def _note(about: str, text: str, width: int, colour: bool) -> list[str]:
         return ["  " + line for line in fold(text, width - 2, "  ")]
     label = f"{about}:"
     first, *rest = fold(f"{label} {text}", width, "    ")
-    return [_painted((label, "dim"), colour) + first[len(label) :], *rest]
+    return [painted((label, "dim"), colour) + first[len(label) :], *rest]
 
 
-def _painted(cell: Cell, colour: bool) -> str:
+def painted(cell: Cell, colour: bool) -> str:
+    """Return a cell's text, in its style where there are colours."""
     text, style = cell
     code = _SGR.get(style)
     return f"\x1b[{code}m{text}\x1b[0m" if colour and code and text.strip() else text
