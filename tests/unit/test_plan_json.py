@@ -171,4 +171,4 @@ def test_a_global_batch_sets_what_is_left_open(capsys: pytest.CaptureFixture[str
             assert strategy["refused"] is None
     refused = asked(capsys, "--model", "gpt2", "--world-size", "3", "--global-batch", "8", "--strategy", "single,ddp")
     assert [strategy["refused"] is None for strategy in refused["strategies"]] == [True, False]
-    assert "8 samples per step are not 3 replicas" in refused["strategies"][1]["refused"]
+    assert "8 samples per step are not a multiple of 3 replicas" in refused["strategies"][1]["refused"]

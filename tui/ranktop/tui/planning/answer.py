@@ -121,20 +121,19 @@ def run_for(request: Request, strategy: str) -> Run:
     if wanted is None:
         return run
     data = plan_of(run, strategy).layout.data
-    if request.micro_batch_given and request.accumulation_given:
-        parts = data * run.micro_batch * run.accumulation
-        if parts != wanted:
-            raise NoRule(
-                f"{wanted} {BATCH} {data} replicas × micro-batch {run.micro_batch} × accumulation {run.accumulation}"
-                f" = {parts}"
-            )
-        return run
+    words, parts = f"{data} replica{'s' * (data != 1)}", data
+    if request.micro_batch_given:
+        words, parts = f"{words} × micro-batch {run.micro_batch}", parts * run.micro_batch
     if request.accumulation_given:
-        if wanted % (data * run.accumulation):
-            raise NoRule(f"{wanted} {BATCH} {data} replicas × accumulation {run.accumulation} × a whole micro-batch")
-        return replace(run, micro_batch=wanted // (data * run.accumulation))
-    if wanted % (data * run.micro_batch):
-        raise NoRule(f"{wanted} {BATCH} {data} replicas × micro-batch {run.micro_batch} × a whole accumulation")
+        words, parts = f"{words} × accumulation {run.accumulation}", parts * run.accumulation
+    if request.micro_batch_given and request.accumulation_given:
+        if parts != wanted:
+            raise NoRule(f"{wanted} {BATCH} {words} = {parts}; change one of them")
+        return run
+    if wanted % parts:
+        raise NoRule(f"{wanted} {BATCH} a multiple of {words} = {parts}; change one of them")
+    if request.accumulation_given:
+        return replace(run, micro_batch=wanted // parts)
     return replace(run, accumulation=wanted // (data * run.micro_batch))
 
 
