@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 from rich.color import ColorSystem
+from rich.style import Style
 
 from ranktop.tui.theme import ANSI_DARK, ANSI_LIGHT, DARK, LIGHT, Palette, choose, resolve
 from ranktop.tui.view.text import Line
@@ -35,4 +36,14 @@ def printed(line: Line) -> str:
     spans = list(line)
     while spans and not spans[-1][0].strip() and "head" not in spans[-1][1]:
         spans.pop()
-    return "".join(resolve(style, palette).render(text, color_system=system) for text, style in spans)
+    return "".join(
+        _style(name, palette, system).render(text, color_system=ColorSystem.TRUECOLOR) for text, name in spans
+    )
+
+
+@lru_cache(maxsize=512)
+def _style(name: str, palette: Palette, system: ColorSystem) -> Style:
+    """Return a style in the colours that the terminal has: Rich remembers the codes of the system first asked for."""
+    style = resolve(name, palette)
+    color, ground = (part.downgrade(system) if part is not None else None for part in (style.color, style.bgcolor))
+    return style + Style(color=color, bgcolor=ground)

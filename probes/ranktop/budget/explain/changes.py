@@ -61,8 +61,9 @@ def _batch(run: Run, strategy: str, plan: Plan) -> Iterator[Change]:
                       f"--micro-batch {half} --grad-accum {both.accumulation}",
                       note="as many samples")  # fmt: skip
     elif plan.pipeline is None:
-        yield _change(replace(run, accumulation=2 * steps), strategy, "accumulation", steps, 2 * steps,
-                      f"--grad-accum {2 * steps}", note="2x the samples")  # fmt: skip
+        more = _change(replace(run, accumulation=2 * steps), strategy, "accumulation", steps, 2 * steps,
+                       f"--grad-accum {2 * steps}", note="2x the samples")  # fmt: skip
+        yield replace(more, telling=True)
     length = plan.batch.sequence_length or 0
     longest = run.model.positions
     if length and (2 * length <= longest or (not longest and run.model.family not in LEARNED)):

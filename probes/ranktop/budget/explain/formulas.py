@@ -93,15 +93,19 @@ def _each(category: str, whole: Whole, plan: Plan) -> list[tuple[float, str]]:
 
 
 def _with_experts(category: str, each: float, whole: Whole, plan: Plan) -> tuple[Term, ...]:
-    """Return two terms: what all ranks share alike, and routed experts, which are dealt out besides."""
+    """Return two terms: what all ranks share alike, and routed experts.
+
+    Experts are dealt out over e ranks, and sharded over the N/e that hold the same ones: over N in all, as the rest.
+    """
     axes, over = axes_of(category, plan), parts_of(category, plan)
-    # Megatron splits the experts' optimizer over the ranks that hold the same experts, N/e of them.
-    dealt = 1 if category == "optimizer" and plan.stack == "megatron" else plan.layout.expert
-    own = axes if dealt == 1 else (*axes, "expert")
+    e, shards = plan.layout.expert, plan.layout.shard if "shard" in axes else 1
+    alike = shards >= e and shards % e == 0
+    own = axes if alike else (*(axis for axis in axes if axis != "shard" or shards > e), "expert")
     rest = whole.trainable - whole.experts
     return (
         Term(symbol=f"{each:.4g}Ps{_below(axes, plan)}", count=rest, each=each, over=over),
-        Term(symbol=f"{each:.4g}Pe{_below(own, plan)}", count=whole.experts, each=each, over=over * dealt),
+        Term(symbol=f"{each:.4g}Pe{_below(own, plan)}", count=whole.experts, each=each,
+             over=over // shards * e * max(1, shards // e)),
     )  # fmt: skip
 
 
@@ -151,15 +155,17 @@ def _why(category: str, difference: int, given: int, plan: Plan, experts: int) -
     found: list[str] = []
     if layout.expert > 1 and not experts:
         found.append(f"experts are dealt out over {layout.expert} ranks besides")
+    if experts and plan.fsdp is not None and difference > given // 100:
+        found.append("experts stand in dimension 0, of which every shard has at least one")
     if layout.pipeline > 1 and abs(difference) > given // 1000:
         found.append(_stage(layout.pipeline_rank, layout.pipeline))
-    if layout.tensor > 1:
+    if layout.tensor > 1 and difference > 0:
         found.append("norms and biases are whole on every tensor-parallel rank")
-    if zero is not None and zero.stage == 3 and category == "parameters":
+    if zero is not None and zero.stage == 3 and category == "parameters" and difference > 0:
         found.append(f"parameters of at most {zero.persistence_threshold:,} elements stay whole")
-    if zero is not None and zero.stage == 3 and category == "gradients" and plan.precision.master:
+    if zero is not None and zero.stage == 3 and category == "gradients" and difference > given:
         found.append("a copy of one sub-group in fp32 for the step")
-    if zero is not None and zero.stage in (1, 2) and category == "gradients":
+    if zero is not None and zero.stage in (1, 2) and category == "gradients" and difference > 0:
         found.append("parameters across the edge of a part are kept whole")
     if plan.strategy == "dp" and layout.replicate_rank:
         found.append("this GPU is not the first")
