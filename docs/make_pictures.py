@@ -20,6 +20,8 @@ sys.path.insert(0, str(HERE.parent / "tests" / "tui"))
 from dashboard import dashboard  # noqa: E402
 from fake_job import FakeJob, fsdp_job  # noqa: E402
 
+from ranktop.tui.screens.strategies import StrategiesScreen  # noqa: E402
+
 CELL_W, CELL_H, FONT = 8.4, 18.0, 14.0
 MARGIN, TITLE = 10.0, 30.0
 GROUND = "#14171f"
@@ -131,14 +133,29 @@ async def ranks(job: FakeJob, size: tuple[int, int], selected: int) -> list[list
         return run.rows()
 
 
+async def strategies(job: FakeJob, size: tuple[int, int]) -> list[list[Run]]:
+    """Return the cells of the strategies screen once all rows are there."""
+    async with dashboard(job, size) as run:
+        await run.pilot.press("s")
+        await run.pilot.pause()
+        screen = run.app.screen
+        assert isinstance(screen, StrategiesScreen)
+        while len(screen.whatif.rows) + len(screen.whatif.failures) < len(screen.whatif.order()):
+            await run.pilot.pause(0.02)
+        screen.hurry()
+        await run.pilot.pause()
+        return run.rows()
+
+
 def main() -> None:
     """Write every picture beside this file."""
     os.environ.pop("NO_COLOR", None)
-    size = (120, 30)
-    picture = svg(
-        asyncio.run(ranks(fsdp_job(), size, 3)), size[0], "ranktop: eight ranks, expected over measured memory"
-    )
-    (HERE / "ranks.svg").write_text(picture, encoding="utf-8")
+    pictures = {
+        "ranks": (ranks(fsdp_job(), (120, 30), 3), "ranktop: eight ranks, expected over measured memory"),
+        "strategies": (strategies(fsdp_job(), (120, 28)), "ranktop: the same job under every strategy"),
+    }
+    for name, (rows, title) in pictures.items():
+        (HERE / f"{name}.svg").write_text(svg(asyncio.run(rows), 120, title), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -147,6 +147,12 @@ def test_unknown_numbers_are_dashes_and_zero_is_zero() -> None:
     assert "–" in text(drawn(empty, size=(120, 40)).numbers[0])
 
 
+def test_a_guess_is_marked_and_nothing_differs_from_it() -> None:
+    lines = [text(line) for line in drawn(snapshot(fsdp_job()), size=(120, 40)).facts]
+    runtime = next(line for line in lines if "runtime" in line)
+    assert runtime.split()[2:] == ["≈0.72", "2.35"]
+
+
 def test_a_rank_that_finished_no_step_shows_now() -> None:
     picture = snapshot(fsdp_job())
     import msgspec

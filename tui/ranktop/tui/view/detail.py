@@ -121,6 +121,8 @@ def _category(name: str, row: Shown, unit: Unit, options: Options, hot: bool) ->
     measured: int | None = getattr(row.memory, name)
     amount = row.amounts.get(name)
     wanted = None if amount is None else amount.bytes
+    guessed = glyphs.about if amount is not None and wanted and amount.within is None else ""
+    expected = f"{guessed}{size(wanted, unit, 2, glyphs.dash)}"
     delta = row.delta(name)
     text = signed(delta, unit, 2, glyphs)
     if delta and text.startswith(glyphs.about):
@@ -129,7 +131,7 @@ def _category(name: str, row: Shown, unit: Unit, options: Options, hot: bool) ->
     style = "bad bold" if hot else "number"
     return pad(
         [(f" {mark} ", f"key:{LETTERS.get(name, '.')}"), (f"{name:<11}", "bad bold" if hot else "text"),
-         (f"{size(wanted, unit, 2, glyphs.dash):>9}", "number" if wanted is not None else "dim"),
+         (f"{expected:>9}", "dim" if wanted is None or guessed else "number"),
          (f"{size(measured, unit, 2, glyphs.dash):>9}", style),
          (f"{text if delta is not None else '':>8}", delta_style(delta, wanted)),
          (f"  {_since(name, row, options)}", "dim")], TABLE_WIDTH
