@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,3 +173,25 @@ def test_a_global_batch_sets_what_is_left_open(capsys: pytest.CaptureFixture[str
     refused = asked(capsys, "--model", "gpt2", "--world-size", "3", "--global-batch", "8", "--strategy", "single,ddp")
     assert [strategy["refused"] is None for strategy in refused["strategies"]] == [True, False]
     assert "8 samples per step are not a multiple of 3 replicas" in refused["strategies"][1]["refused"]
+
+
+def test_the_documentation_names_every_key() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    answer = answer_json(hand_made(link=50e9))
+    named: set[str] = set()
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            named.update(value)
+            for each in value.values():
+                walk(each)
+        elif isinstance(value, list):
+            for each in value:
+                walk(each)
+
+    for key in ("schema", "model", "run", "best"):
+        walk({key: answer[key]})
+    for strategy in answer["strategies"]:
+        walk({key: value for key, value in strategy.items() if key not in ("reasons", "rules", "parts")})
+    missing = {key for key in named if f'"{key}"' not in text}
+    assert not missing
