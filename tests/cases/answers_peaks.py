@@ -12,7 +12,7 @@ from ranktop.budget.expected import expected
 from ranktop.budget.model import Model
 from ranktop.budget.models.place import inventory
 from ranktop.budget.optimizers import by_name, states_of
-from ranktop.budget.plan import Batch, Ddp, Fsdp, Layout, Plan, Precision
+from ranktop.budget.plan import Batch, Ddp, Fsdp, Layout, Lora, Plan, Precision
 from ranktop.budget.terms import Amount, Budget
 
 PRECISIONS = {
@@ -244,3 +244,26 @@ def workspace(case: Case) -> float:
     if "Lt" in case.case:
         return float(runtime.CUBLASLT_WORKSPACE)
     return float(runtime.CUBLAS_WORKSPACE if "cc 9" in case.case else runtime.CUBLAS_WORKSPACE_BEFORE)
+
+
+ROLES = {"qkv": "qkv", "o": "o", "f": "up", "p": "down"}
+
+
+def adapters(i: dict[str, Any]) -> Budget:
+    """The reference model with PEFT's adapters on its linear layers."""
+    lora = Lora(
+        rank=int(i["r"]),
+        targets=tuple(ROLES[name] for name in i["targets"]),
+        dtype=i["lora_dtype"].removeprefix("torch."),
+    )
+    return budget(i, plan(i, lora=lora, precision=Precision(parameters=i["dtype"].removeprefix("torch."))))
+
+
+@answers("own PEFT LoRA run", "bwd_peak")
+def adapters_backward(case: Case) -> float:
+    return known(adapters(case.inputs).total("backward"))
+
+
+@answers("own PEFT LoRA run", "fwd")
+def adapters_forward(case: Case) -> float:
+    return known(adapters(case.inputs).total("forward_end"))

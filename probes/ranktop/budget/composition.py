@@ -75,8 +75,27 @@ def saved_parts(alive: Activations) -> tuple[Part, ...]:
 
 def forward_points(alive: Activations, gradients: int) -> list[Point]:
     """Return where forward may be highest: in the last block, and around the loss."""
-    at_loss = saved_parts(alive) + parts(("temporaries of the loss", alive.loss_forward))
-    return [Point("loss, in forward", at_loss, gradients=gradients)]
+    return [
+        Point("last block, forward", last_block(alive), gradients=gradients),
+        Point("loss, in forward", forward_loss(alive), gradients=gradients),
+    ]
+
+
+def forward_loss(alive: Activations) -> tuple[Part, ...]:
+    """Return what is alive around the loss in forward."""
+    return saved_parts(alive) + parts(("temporaries of the loss", alive.loss_forward))
+
+
+def last_block(alive: Activations) -> tuple[Part, ...]:
+    """Return what is alive while the last block runs forward."""
+    return parts(
+        ("activations of the other micro-batches in flight", _waiting(alive)),
+        ("activations of blocks", alive.blocks),
+        ("outside of the blocks", outside(alive)),
+        ("inputs", alive.inputs),
+        ("low-precision copies of the weights (autocast)", alive.casts),
+        ("temporaries of the last block", alive.block_forward),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +126,12 @@ def stages(alive: Activations, every: int, last: int, lefts: Iterable[int] = ())
     """
     of = max(1, -(-alive.layers // every))
     points = alive.backward or ((alive.blocks // of + alive.recomputed + alive.block_backward, last),)
-    outside = alive.outside - max(0, min(alive.after, alive.outside))
-    waiting = (alive.in_flight - 1) * (alive.blocks + alive.outside + alive.inputs)
     found = []
     for left in sorted({of, 1, *(x for x in lefts if 1 <= x <= of)}, reverse=True):
         common = parts(
-            (
-                "activations of the other micro-batches in flight",
-                waiting,
-            ),
+            ("activations of the other micro-batches in flight", _waiting(alive)),
             (f"{left - 1} blocks not yet reached", alive.blocks * (left - 1) // of),
-            ("outside of the blocks", outside),
+            ("outside of the blocks", outside(alive)),
             ("inputs", alive.inputs),
             ("low-precision copies of the weights (autocast)", alive.casts * left // of),
         )
@@ -127,16 +141,33 @@ def stages(alive: Activations, every: int, last: int, lefts: Iterable[int] = ())
     return found
 
 
+def outside(alive: Activations) -> int:
+    """Return the bytes saved before the blocks, or held by the script through backward."""
+    return max(0, alive.outside - alive.after)
+
+
+def _waiting(alive: Activations) -> int:
+    return (alive.in_flight - 1) * (alive.blocks + alive.outside + alive.inputs)
+
+
 def at_loss(alive: Activations) -> tuple[Part, ...]:
     """Return what is alive when backward goes through the loss."""
     return saved_parts(alive) + parts(("gradients of the logits", alive.loss_backward))
 
 
+def at_head(alive: Activations) -> tuple[Part, ...]:
+    """Return what is alive when the head's weight gets its gradient.
+
+    The gradient of the logits stands in the place of what the loss had saved of them.
+    """
+    return saved_parts(alive) + parts(("gradient of the head's input", alive.boundary))
+
+
 def at_end(alive: Activations) -> tuple[Part, ...]:
     """Return what is alive when backward reaches the embedding."""
-    others = alive.in_flight - 1
     return parts(
-        ("activations of the other micro-batches in flight", others * (alive.blocks + alive.outside + alive.inputs)),
+        ("activations of the other micro-batches in flight", _waiting(alive)),
+        ("outside of the blocks", outside(alive)),
         ("inputs", alive.inputs),
         ("gradient of the embedding's output", alive.boundary),
     )
@@ -149,7 +180,7 @@ def backward_points(alive: Activations, shares: Shares, full: int, kept: int, ev
     micro-batches, or views of buckets. Source: torch's engine frees what a node saved once the node has run; a
     gradient is taken over as it is when there is none yet, else added to it at once (AccumulateGrad).
     """
-    points = [Point("loss", at_loss(alive), (), kept)]
+    points = [Point("loss", at_loss(alive), (), kept), Point("head", at_head(alive), (), kept + shares.after)]
     for stage in stages(alive, every, shares.last):
         done = (stage.of - stage.left) * every * shares.block
         if kept:
@@ -157,7 +188,8 @@ def backward_points(alive: Activations, shares: Shares, full: int, kept: int, ev
             points.append(Point(stage.name, stage.parts + at_hand, gradients=kept))
         else:
             points.append(Point(stage.name, stage.parts, gradients=min(full, shares.after + done + stage.made)))
-    points.append(Point("end of backward", at_end(alive), gradients=max(full, kept)))
+    at_hand = parts(("gradient of the embedding at hand", shares.before if kept else 0))
+    points.append(Point("end of backward", at_end(alive) + at_hand, gradients=max(full, kept)))
     return points
 
 

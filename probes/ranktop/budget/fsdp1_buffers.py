@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ranktop.budget.composition import Point, at_end, at_loss, parts, saved_parts, stages
+from ranktop.budget.composition import Point, at_end, at_head, at_loss, forward_loss, last_block, parts, stages
 from ranktop.budget.fsdp_step import NEXT, REDUCE, ROOT, WHOLE, Step
 from ranktop.budget.fsdp_units import Unit
 
@@ -36,13 +36,11 @@ class Fsdp1(Step):
         if units.blocks:
             rest = self.resting(units.blocks if self.keeps else units.blocks - 1)
             gathering = parts(*rest, *self.own(), (LOW, units.block.low_shard))
-            output = ("the block's output", alive.boundary if alive is not None else 0)
             points.append(Point("last unit, gathered", self.behind(units.blocks - 1), gathering, kept))
             running = parts(*rest, *self.own())
-            points.append(Point("last unit, forward", self.behind(units.blocks, output), running, kept))
+            points.append(Point("last unit, forward", last_block(alive) if alive else (), running, kept))
         if alive is not None:
-            loss = saved_parts(alive) + parts(("temporaries of the loss", alive.loss_forward))
-            points.append(Point("loss, in forward", loss, self.between(), kept))
+            points.append(Point("loss, in forward", forward_loss(alive), self.between(), kept))
         return points
 
     def backward(self) -> list[Point]:
@@ -51,6 +49,8 @@ class Fsdp1(Step):
         if self.alive is not None:
             gathered = parts(*self.resting(self.units.blocks), (NEXT, self.ahead if self.units.blocks else 0))
             points.append(Point("loss", at_loss(self.alive), gathered, self.gradients(0)))
+            head = gathered + parts((WHOLE, self.units.after))
+            points.append(Point("head", at_head(self.alive), head, self.gradients(0)))
         if self.units.blocks:
             points += self._inside()
             for left in self.lefts():
@@ -106,10 +106,12 @@ class Fsdp1(Step):
         made = (WHOLE, units.before + units.after)
         return [
             Point("embedding's backward", held, parts(gathered, made), kept),
-            Point("root's gradients, concatenated", self.inputs(), parts(gathered, made, (FLAT, root.gradients)), kept),
+            Point(
+                "root's gradients, concatenated", self.behind(0), parts(gathered, made, (FLAT, root.gradients)), kept
+            ),
             Point(
                 "root's gradients, reduced",
-                self.inputs(),
+                self.behind(0),
                 parts((FLAT, root.gradients), *self._reduction(root)),
                 kept,
             ),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ranktop.budget.composition import Point, at_end, at_loss, parts, saved_parts, stages
+from ranktop.budget.composition import Point, at_end, at_head, at_loss, forward_loss, last_block, parts, stages
 from ranktop.budget.fsdp_step import NEXT, REDUCE, ROOT, WHOLE, Step
 
 GATHER: Final = "all-gather output"
@@ -39,13 +39,13 @@ class Fsdp2(Step):
             rest = self.resting(units.blocks if self.keeps else units.blocks - 1)
             copying = parts(*rest, *self.own(), (GATHER, self.gather), (BEFORE, self.gather))
             running = parts(*rest, *self.own(), (GATHER, self.gather))
-            output = ("the block's output", alive.boundary if alive is not None else 0)
+            first = parts((ROOT, root), *self.own(), (GATHER, self.gather), (BEFORE, shared))
+            points.append(Point("first unit, copied out", self.behind(0), first, kept))
             points.append(Point("last unit, copied out", self.behind(units.blocks - 1), copying, kept))
-            points.append(Point("last unit, forward", self.behind(units.blocks, output), running, kept))
+            points.append(Point("last unit, forward", last_block(alive) if alive else (), running, kept))
         if alive is not None:
-            loss = saved_parts(alive) + parts(("temporaries of the loss", alive.loss_forward))
             gathered = parts(*self.resting(units.blocks), (GATHER, self.gather))
-            points.append(Point("loss, in forward", loss, gathered, kept))
+            points.append(Point("loss, in forward", forward_loss(alive), gathered, kept))
         return points
 
     def backward(self) -> list[Point]:
@@ -54,8 +54,11 @@ class Fsdp2(Step):
         if self.alive is not None:
             gathered = parts(*self.resting(self.units.blocks), (NEXT, self.ahead if self.units.blocks else 0))
             points.append(Point("loss", at_loss(self.alive), gathered, self.gradients(0)))
+            head = gathered + parts((WHOLE, self.units.after))
+            points.append(Point("head", at_head(self.alive), head, self.gradients(0)))
         if self.units.blocks:
             points += self._inside()
+            points += [self._copying(left) for left in self.lefts()]
             points += [self._reducing(left) for left in self.lefts()]
         return points + self._end()
 
@@ -79,6 +82,21 @@ class Fsdp2(Step):
             )
             points.append(Point(stage.name, stage.parts, buffers, self.gradients(done)))
         return points
+
+    def _copying(self, left: int) -> Point:
+        """A unit's backward begins: its parameters are copied out of the all-gather's output."""
+        units, alive = self.units, self.alive
+        done = units.blocks - left
+        gradient = ("gradient of the block's output", alive.boundary if alive is not None else 0)
+        buffers = parts(
+            *self.resting(left if self.keeps else left - 1),
+            *self.own(),
+            (GATHER, 0 if self.keeps else self.gather),
+            (WHOLE, units.after),
+            (REDUCE, units.block.reduced if done and not self.job.waits else 0),
+            (HYBRID, self._all_reduced(done)),
+        )
+        return Point("unit, copied out again", self.behind(left, gradient), buffers, self.gradients(done))
 
     def _reducing(self, left: int) -> Point:
         """A unit's backward has ended: its gradients are copied into the reduce-scatter's input."""
@@ -110,7 +128,7 @@ class Fsdp2(Step):
         kept = self.gradients(blocks)
         return [
             Point("embedding's backward", held, embedding, kept),
-            Point("root's gradients, being reduced", self.inputs(), reducing, kept),
+            Point("root's gradients, being reduced", self.behind(0), reducing, kept),
             Point("end of backward", self.inputs(), (), kept if waits or self.offloaded else max(kept, self.job.full)),
         ]
 

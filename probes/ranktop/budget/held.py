@@ -76,7 +76,8 @@ def _with_masters(parameters: Amount, gradients: Amount, pieces: list[Piece], pl
     copied = [piece for piece in pieces if piece.trainable and piece.group < 0 and piece.itemsize < item]
     masters = sum(item * prod(piece.shape) * piece.count for piece in copied)
     updated = [
-        replace(piece, itemsize=item, group=0) if piece.trainable and piece.group < 0 else piece for piece in pieces
+        replace(piece, itemsize=item, group=-1 - piece.group) if piece.trainable and piece.group < 0 else piece
+        for piece in pieces
     ]
     after = optimizer_amount(updated, plan)
     before = optimizer_amount(updated, plan, before_first_step=True)

@@ -35,4 +35,5 @@ def dealt(inventory: Inventory, plan: Plan) -> tuple[Inventory, Plan]:
 
 
 def _others(kind: Kind) -> Kind:
-    return kind if kind.group < 0 else replace(kind, group=1)
+    # A parameter that a master copy is updated for has the index of its group counted down from -1.
+    return replace(kind, group=-2 if kind.group < 0 else 1) if kind.trainable else kind
