@@ -9,7 +9,6 @@ from ranktop.budget.composition import Point, amount, backward_points, forward_p
 from ranktop.budget.fsdp1_buffers import Fsdp1
 from ranktop.budget.fsdp2_buffers import Fsdp2
 from ranktop.budget.fsdp_step import Step
-from ranktop.budget.fsdp_units import units
 from ranktop.budget.job import Job
 from ranktop.budget.terms import Amount, Part
 
@@ -60,7 +59,7 @@ _RULES = {"ddp": "DDP: buckets for every gradient", "zero-redundancy": "DDP: buc
 def _fsdp(job: Job) -> Step:
     fsdp = job.plan.fsdp
     version = fsdp.version if fsdp is not None else int(job.plan.strategy[-1])
-    return (Fsdp1 if version == 1 else Fsdp2)(job, units(job))
+    return (Fsdp1 if version == 1 else Fsdp2)(job, job.units)
 
 
 def _sharded(job: Job) -> bool:

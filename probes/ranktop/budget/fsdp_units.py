@@ -32,6 +32,16 @@ class Unit:
     low_shard: int = 0
     """FSDP1 mixed precision: the shard in the dtype that is computed in."""
 
+    def __mul__(self, times: int) -> Unit:
+        return Unit(
+            self.gathered * times,
+            self.gradients * times,
+            self.reduced * times,
+            self.shard * times,
+            self.shard_gradients * times,
+            self.low_shard * times,
+        )
+
     def __add__(self, other: Unit) -> Unit:
         return Unit(
             self.gathered + other.gathered,
@@ -81,8 +91,7 @@ def units(job: Job) -> Units:
     before, after = _ends(rooted, job)
     total = Unit()
     for size, times in Counter(others).items():
-        for _ in range(times):
-            total += size
+        total += size * times
     return Units(
         sizes[root_index] if root_index is not None else Unit(),
         block,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import TYPE_CHECKING
 
 from ranktop.budget import rounding
 from ranktop.budget.activations.saved import Activations
@@ -13,6 +14,9 @@ from ranktop.budget.composition import Shares
 from ranktop.budget.held import Held, gradient_itemsize
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.plan import Plan
+
+if TYPE_CHECKING:
+    from ranktop.budget.fsdp_units import Units
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,13 @@ class Job:
     def gradient(self, kind: Kind) -> int:
         """Return the bytes of a parameter's whole gradient."""
         return prod(kind.shape) * gradient_itemsize(kind, self.plan) if kind.trainable else 0
+
+    @cached_property
+    def units(self) -> Units:
+        """Sizes of FSDP's units."""
+        from ranktop.budget.fsdp_units import units
+
+        return units(self)
 
     @property
     def every(self) -> int:
