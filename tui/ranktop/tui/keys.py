@@ -85,6 +85,19 @@ EXPLAIN_KEYS: Final = (
 )  # fmt: skip
 """Keys of a strategy's explanation."""
 
+FIT_KEYS: Final = (
+    Key("fit-up", "up,k", "↑ k", "move(-1)", "one plan up", "move"),
+    Key("fit-down", "down,j", "↓ j", "move(1)", "one plan down", "move"),
+    Key("fit-page-up", "pageup", "PgUp", "move(-10)", "ten up", "move"),
+    Key("fit-page-down", "pagedown", "PgDn", "move(10)", "ten down", "move"),
+    Key("fit-first", "home", "Home", "move(-1000)", "to the cheapest plan", "move"),
+    Key("fit-last", "end", "End", "move(1000)", "to the last one", "move"),
+    Key("fit-open", "enter", "Enter", "open", "the lines that ask for the selected plan", "look"),
+    Key("fit-form", "tab", "Tab", "form(1)", "the same in another form: JSON, YAML, code", "look"),
+    Key("fit-back", "escape,g", "Esc g", "back", "back to the plans, from them to the strategies", "screens"),
+)  # fmt: skip
+"""Keys of the plans that fit."""
+
 GROUPS: Final = {
     "move": "Move", "order": "Order and filter", "look": "Look", "what if": "What if", "screens": "Screens",
     "program": "Program",

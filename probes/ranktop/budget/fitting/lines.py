@@ -19,6 +19,7 @@ KINDS: Final = {
 _MEGATRON_PRECISION: Final = {"bfloat16": "--bf16", "float16": "--fp16"}
 
 _SCHEDULES: Final = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
+"""Classes of torch.distributed.pipelining."""
 
 
 def lines_of(one: Candidate) -> dict[str, list[str]]:
@@ -27,7 +28,8 @@ def lines_of(one: Candidate) -> dict[str, list[str]]:
     if plan.stack == "megatron" and plan.fsdp is None and plan.zero is None:
         return {"megatron": list(_megatron(plan))}
     found = {kind: config_lines(plan, kind) for kind in kinds_for(plan)}
-    return found or {"code": list(_axes(plan))}
+    code = [] if found else list(_axes(plan))
+    return {"code": code} if code else found
 
 
 def beside(one: Candidate, kind: str) -> list[str]:
@@ -37,7 +39,8 @@ def beside(one: Candidate, kind: str) -> list[str]:
     told = []
     if kind == "code":
         forwards = plan.pipeline.micro_batches if plan.pipeline is not None else batch.accumulation or 1
-        told.append(f"micro-batches of {batch.micro_batch}, {forwards} forward(s) per optimizer step")
+        often = "1 forward" if forwards == 1 else f"{forwards} forwards"
+        told.append(f"micro-batches of {batch.micro_batch}, {often} per optimizer step")
     if kind == "deepspeed" and axes.tensor > 1:
         told.append(f'tensor parallel: "tensor_parallel": {{"autotp_size": {axes.tensor}}} in the JSON')
     if kind == "deepspeed" and axes.pipeline > 1:
@@ -90,18 +93,23 @@ def _axes(plan: Plan) -> Iterator[str]:
     axes = plan.layout
     sizes = {"pp": axes.pipeline, "dp": axes.data, "cp": axes.context, "tp": axes.tensor}
     kept = {name: size for name, size in sizes.items() if size > 1}
-    if not kept:
+    if not kept or plan.fsdp is not None or plan.strategy in ("dp", "ps"):
         return
     names = ", ".join(f'"{name}"' for name in kept) + ("," if len(kept) == 1 else "")
     shape = ", ".join(map(str, kept.values())) + ("," if len(kept) == 1 else "")
+    yield "from torch.distributed.device_mesh import init_device_mesh"
+    if plan.pipeline is not None:
+        schedule = _SCHEDULES.get(plan.pipeline.schedule, "Schedule1F1B")
+        yield f"from torch.distributed.pipelining import PipelineStage, {schedule}"
+    if axes.tensor > 1:
+        yield "from torch.distributed.tensor.parallel import parallelize_module"
+    if axes.data > 1:
+        yield "from torch.nn.parallel import DistributedDataParallel"
     yield f'mesh = init_device_mesh("cuda", ({shape}), mesh_dim_names=({names}))'
     if axes.tensor > 1:
-        yield 'parallelize_module(model, mesh["tp"], ...)  # torch.distributed.tensor.parallel'
-    if plan.fsdp is not None:
-        yield 'fully_shard(..., mesh=mesh["dp"])  # torch.distributed.fsdp'
-    elif axes.data > 1:
+        yield 'parallelize_module(model, mesh["tp"], tp_plan)'
+    if axes.data > 1:
         yield 'model = DistributedDataParallel(model, process_group=mesh["dp"].get_group())'
     if plan.pipeline is not None:
-        schedule = _SCHEDULES.get(plan.pipeline.schedule, f"the schedule {plan.pipeline.schedule}")
-        yield "stage = PipelineStage(model, rank, stages, device)  # torch.distributed.pipelining"
-        yield f"schedule = {schedule}(stage, n_microbatches={plan.pipeline.micro_batches})"
+        yield f'stage = PipelineStage(model, mesh["pp"].get_local_rank(), {axes.pipeline}, device)'
+        yield f"schedule = {schedule}(stage, n_microbatches={plan.pipeline.micro_batches}, loss_fn=loss)"

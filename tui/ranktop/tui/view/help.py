@@ -5,8 +5,9 @@ from __future__ import annotations
 from textwrap import wrap
 
 from ranktop.budget.terms import CATEGORIES
-from ranktop.tui.keys import GROUPS, KEYS, Key, shown_keys
+from ranktop.tui.keys import FIT_KEYS, GROUPS, KEYS, Key, shown_keys
 from ranktop.tui.view.bar import LETTERS
+from ranktop.tui.view.fit import HELP
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.status import SHORT
 from ranktop.tui.view.text import Line, Span, pad
@@ -17,7 +18,7 @@ _KEY_CELLS = 10
 def help_lines(options: Options, keys: tuple[Key, ...], width: int) -> list[Line]:
     """Return the help for a screen with these keys as lines of ``width`` cells."""
     lines: list[Line] = [pad([(" ranktop: help", "panel bold")], width, "panel"), pad((), width)]
-    for text in _reading(options) if keys is KEYS else _strategies(options):
+    for text in _texts(options, keys):
         lines += [pad([(f" {part}", "text")], width) for part in wrap(text, max(10, width - 2))]
     spans: list[Span] = [(" ", "")]
     for name in CATEGORIES:
@@ -39,6 +40,12 @@ def help_lines(options: Options, keys: tuple[Key, ...], width: int) -> list[Line
                 lines.append(pad([(f"  {shown:<{_KEY_CELLS}}", "key"), (key.words, "text")], width))
     lines += [pad((), width), pad([(" Esc or ? goes back", "dim")], width)]
     return lines
+
+
+def _texts(options: Options, keys: tuple[Key, ...]) -> list[str]:
+    if keys is FIT_KEYS:
+        return list(HELP)
+    return _reading(options) if keys is KEYS else _strategies(options)
 
 
 def _reading(options: Options) -> list[str]:

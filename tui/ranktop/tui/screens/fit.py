@@ -1,0 +1,139 @@
+"""The plans that fit for the job's global batch, searched while the keys go on working."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, Final
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+
+from ranktop.budget.fit import Fit, Search, speeds
+from ranktop.budget.model import BadInput
+from ranktop.budget.run import Run
+from ranktop.tui.keys import FIT_KEYS, Key
+from ranktop.tui.screens.live import LiveScreen
+from ranktop.tui.theme import MONO
+from ranktop.tui.view.fit import Chosen, State, fit_lines
+from ranktop.tui.view.options import Options
+from ranktop.tui.view.text import Line
+from ranktop.tui.widgets.lines import Lines
+
+SLICE: Final = 0.025
+"""Seconds of search between two looks at the keys."""
+
+
+class FitScreen(LiveScreen):
+    """Searches for the run that was asked for when the screen was opened; rows appear as they are found."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(key.keys, key.action, key.words, id=key.id, show=False) for key in FIT_KEYS
+    ]
+    AUTO_FOCUS = ""
+    KEYS: ClassVar[tuple[Key, ...]] = FIT_KEYS
+
+    def __init__(self, run: Run, present: str, options: Options) -> None:
+        super().__init__()
+        self.asked, self.present, self.options = run, present, options
+        self.chosen = Chosen()
+        self.reason = ""
+        """Why the search could not begin, or broke off."""
+        self._search: Search | None = None
+        self._work: Iterator[None] = iter(())
+        self._answer: Fit | None = None
+
+    def compose(self) -> ComposeResult:
+        """Yield the one widget."""
+        yield Lines(id="text")
+
+    def on_mount(self) -> None:
+        """Begin to search."""
+        self._begin()
+        super().on_mount()
+        self.call_later(self._slice)
+
+    def _begin(self) -> None:
+        run = self.asked
+        nodes = run.world_size > run.gpus_per_node
+        card = next((view.card for view in self.snapshot().ranks if view.card is not None), None)
+        device = card.device.name if card is not None else ""
+        try:
+            at = speeds(run.link, device or "", several_nodes=nodes)
+            self._search = Search(run, present=self.present, at=at, free=True)
+            self._work = iter(self._search)
+        except BadInput as reason:
+            self.reason = str(reason)
+
+    def _slice(self) -> None:
+        """Search for a moment, and come back after the keys that were pressed meanwhile."""
+        if self._search is None or self._search.done or self.reason or not self.is_attached:
+            return
+        until = time.perf_counter() + SLICE
+        try:
+            while time.perf_counter() < until and next(self._work, self) is None:
+                pass
+        except BadInput as reason:
+            self._stop(str(reason))
+        except Exception as error:
+            self.app.report(error)
+            self._stop(f"{type(error).__name__}: {error}")
+        self._answer = None
+        if self._search.done:
+            self.hurry()
+        else:
+            self.call_later(self._slice)
+
+    def _stop(self, reason: str) -> None:
+        self.reason = reason
+        self.hurry()
+
+    def state(self) -> State:
+        """Return what there is to show."""
+        search = self._search
+        if search is None or self.reason:
+            return State(found=None, reason=self.reason)
+        if self._answer is None:
+            self._answer = search.answer()
+        run = self.asked
+        return State(
+            found=self._answer,
+            done=search.done,
+            capacity=run.device_memory or 0,
+            several_nodes=run.world_size > run.gpus_per_node,
+        )
+
+    def content(self) -> Mapping[str, Sequence[Line]]:
+        """Return the screen's lines."""
+        self.options.letters = self.options.glyphs.ascii or self.app.palette is MONO
+        size = (self.size.width, self.size.height)
+        return {"text": fit_lines(self.state(), self.chosen, self.options, size, self.news())}
+
+    def action_move(self, by: int) -> None:
+        """Move the selection, or scroll the lines of the one that is open."""
+        if self.chosen.open:
+            self.chosen.scroll = max(0, self.chosen.scroll + by)
+        else:
+            self.chosen.at = max(0, self.chosen.at + by)
+        self.hurry()
+
+    def action_open(self) -> None:
+        """Show the lines that ask for the selected plan, or go back to the plans."""
+        found = self.state().found
+        if found is not None and found.fitting:
+            self.chosen.open = not self.chosen.open
+            self.chosen.form = self.chosen.scroll = 0
+        self.hurry()
+
+    def action_form(self, by: int) -> None:
+        """Show another of the forms in which the plan can be asked for."""
+        self.chosen.form += by
+        self.chosen.scroll = 0
+        self.hurry()
+
+    def action_back(self) -> None:
+        """Go back to the plans, from them to the strategies."""
+        if self.chosen.open:
+            self.action_open()
+        else:
+            self.dismiss()
