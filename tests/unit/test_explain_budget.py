@@ -220,7 +220,13 @@ def test_the_estimator_says_what_deepspeed_s_own_says() -> None:
     from ranktop.budget.plan import Layout, Plan
 
     plan = Plan(layout=Layout(world_size=8, shard=8), zero=Zero(stage=2))
-    assert round(zero_2(run_of(DENSE), plan, 2_851_000_000) / 2**30, 2) == 11.28
+    assert round(zero_2(plan, 2_851_000_000).bytes / 2**30, 2) == 11.28
+
+
+def test_estimates_are_told_with_the_formula_that_they_come_from() -> None:
+    claims = [mistake.claim for name in ("zero2-offload", "zero3-offload") for mistake in dense(name).mistakes]
+    said = [claim.partition("needs: ")[2] for claim in claims if "estimator" in claim]
+    assert said == ["2P, {estimate}", "4 × largest layer, {estimate}"]
 
 
 def test_a_running_job_of_unknown_architecture_is_explained() -> None:

@@ -26,7 +26,7 @@ strategies:
 
 examples:
   ranktop explain zero2 --model llama-3-8b --world-size 8 --gpu h100
-  ranktop explain pp-1f1b --model ./config.json --world-size 16 --micro-batch 2 | less -R
+  ranktop explain pp-1f1b --model ./config.json --world-size 16 --micro-batch 2 | less
 """
 
 

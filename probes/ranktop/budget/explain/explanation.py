@@ -100,7 +100,7 @@ class Formula:
     most_at: str = ""
     """The moment of ``most``."""
     more: tuple[Part, ...] = ()
-    """What comes on top there, the largest first."""
+    """Of what is there then, what the formula does not speak of, the largest first."""
 
     @property
     def bytes(self) -> int | None:

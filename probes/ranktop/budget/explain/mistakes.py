@@ -148,7 +148,7 @@ def foreach(facts: Facts) -> Iterator[Mistake]:
         claim="the optimizer's step needs no memory of its own",
         truth=truth + ("; here the step is the peak" if peak else "") + (". fused=True makes none" if size else ""),
         sizes={"size": size, "copies": copies},
-        source="torch/optim/adamw.py _multi_tensor_adamw; counted",
+        source="torch/optim, _multi_tensor_adam and the like; counted",
     )
 
 

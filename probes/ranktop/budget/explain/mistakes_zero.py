@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ranktop.budget.explain.estimators import zero_2, zero_3_states
+from ranktop.budget.explain.estimators import Estimate, zero_2
+from ranktop.budget.explain.estimators import zero_3 as estimated_zero_3
 from ranktop.budget.explain.explanation import Mistake
 from ranktop.budget.explain.facts import Facts
 from ranktop.budget.terms import DTYPE_BYTES
@@ -39,7 +40,7 @@ def zero_1_2(facts: Facts) -> Iterator[Mistake]:
             source=STAGE_1_2,
         )  # fmt: skip
     if zero.stage == 2:
-        yield from _estimated(facts, zero_2(facts.run, facts.plan, facts.whole.parameters), "2P + 18P/N")
+        yield from _estimated(facts, zero_2(facts.plan, facts.whole.parameters))
 
 
 def _overlap(facts: Facts) -> Iterator[Mistake]:
@@ -67,9 +68,13 @@ def zero_3(facts: Facts) -> Iterator[Mistake]:
         return
     gathered = max(facts.part(moment, "buffers", "gathered") for moment in ("forward", "backward"))
     kept = facts.part("step_start", "buffers", "reduce_bucket_size")
+    away = zero.offload_parameters != "none"
+    there = "are there" if away else "come on top"
     yield Mistake(
-        claim="ZeRO-3 holds 16P/N and nothing else of the model",
-        truth="gathered weights come on top while modules run ({gathered} at most), and a gradient bucket of "
+        claim="offloaded, ZeRO-3 leaves nothing of the model on the GPU"
+        if away
+        else "ZeRO-3 holds 16P/N and nothing else of the model",
+        truth=f"gathered weights {there} while modules run ({{gathered}} at most), and a gradient bucket of "
         "reduce_bucket_size that is never freed ({kept})",
         sizes={"gathered": gathered, "kept": kept},
         source=STAGE_3,
@@ -84,11 +89,13 @@ def zero_3(facts: Facts) -> Iterator[Mistake]:
     )
     yield Mistake(
         claim="stage3_gather_16bit_weights_on_model_save saves memory",
-        truth="it costs {whole} when a checkpoint is written, to gather all 16-bit weights on rank 0",
-        sizes={"whole": 2 * facts.whole.parameters},
+        truth="it costs memory when a checkpoint is written: module after module is gathered ({module} for the "
+        "largest), and rank 0 collects all of them in host memory ({whole})",
+        sizes={"module": max(kind.numel * kind.itemsize for kind in facts.whole.inventory.kinds),
+               "whole": facts.weights},
         source="DeepSpeed 0.19.8 runtime/engine.py _zero3_consolidated_16bit_state_dict",
-    )
-    yield from _estimated(facts, zero_3_states(facts.run, facts.plan, facts.whole), "4 × largest layer + 18P/N")
+    )  # fmt: skip
+    yield from _estimated(facts, estimated_zero_3(facts.run, facts.plan, facts.whole))
 
 
 def offload(facts: Facts) -> Iterator[Mistake]:
@@ -123,16 +130,17 @@ def offload(facts: Facts) -> Iterator[Mistake]:
         )
 
 
-def _estimated(facts: Facts, estimate: int | None, formula: str) -> Iterator[Mistake]:
+def _estimated(facts: Facts, said: Estimate | None) -> Iterator[Mistake]:
     """Put DeepSpeed's own estimator beside the budget."""
     peak = facts.peak
-    if estimate is None or peak is None:
+    if said is None or peak is None:
         return
+    counted = ". The fp32 gradients that it counts live only in the step" if "18P" in said.formula else ""
     yield Mistake(
-        claim=f"DeepSpeed's estimator says what a GPU needs: {formula}, {{estimate}}",
+        claim=f"DeepSpeed's estimator says what a GPU needs: {said.formula}, {{estimate}}",
         truth="it counts states alone; activations ({activations}), buckets and gathered weights ({buffers}) and the "
-        "process ({runtime}) are left out, and the fp32 gradients that it counts live only in the step. Peak: {peak}",
-        sizes={"estimate": estimate, "peak": peak, "activations": facts.most("activations"),
+        f"process ({{runtime}}) are left out{counted}. Peak: {{peak}}",
+        sizes={"estimate": said.bytes, "peak": peak, "activations": facts.most("activations"),
                "buffers": max(facts.most("buffers"), facts.buckets), "runtime": facts.at("backward", "runtime")},
-        source=f"DeepSpeed 0.19.8 estimate_zero{'3' if '4 ×' in formula else '2'}_model_states_mem_needs",
+        source=f"DeepSpeed 0.19.8 {said.function}",
     )  # fmt: skip

@@ -68,7 +68,7 @@ def _written(formula: Formula, paper: Paper) -> str:
     if formula.most is not None:
         more = ", ".join(f"{part.name} {paper.size(part.bytes)}" for part in formula.more)
         text += f"; {paper.size(formula.most)} at its highest, {WHEN.get(formula.most_at, formula.most_at)}" + (
-            f": with {more}" if more else ""
+            f": of it {more}" if more else ""
         )
     return text
 
