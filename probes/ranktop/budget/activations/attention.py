@@ -13,8 +13,8 @@ def fused(tape: Tape, shape: Shape, q: Value, k: Value, v: Value, *, packed: boo
 
     q and result of [b, s, a d], k and v of [b, s, k d] (grouped queries stay unexpanded: transformers passes
     ``enable_gqa`` where there is no mask and d <= 256), logsumexp of [b, a, s] in float32; nothing of s x s. The CPU's
-    kernel has no dropout: there the operation is written out. CUDA's kernels lay the result out as the queries lie:
-    where those are ``packed`` head by head, the projection reads a copy, and both are kept.
+    kernel has no dropout: there the operation is written out. The result is laid out as the queries are: where
+    those lie ``packed``, head by head, the projection reads a copy, and both are kept.
     """
     if tape.host and shape.attention_dropout:
         return written_out(tape, shape, q, k, v)
@@ -22,7 +22,7 @@ def fused(tape: Tape, shape: Shape, q: Value, k: Value, v: Value, *, packed: boo
     logsumexp = tape.new(shape.batch * shape.heads * shape.sequence, FULL, needs_grad=False)
     out = tape.new(q.numel, q.width)
     tape.record(Node((q, k, v), (out,), (q, k, v, out, logsumexp), product=True, extra=(logsumexp,)))
-    return copy(tape, out) if packed and not tape.host else out
+    return copy(tape, out) if packed else out
 
 
 def core(

@@ -7,7 +7,7 @@ from ranktop.budget.activations.family import Tables
 from ranktop.budget.activations.gpt2 import feed_forward
 from ranktop.budget.activations.layers import activation, embed, embed_indices, gathers, project, reduce
 from ranktop.budget.activations.norms import layer_norm
-from ranktop.budget.activations.operations import add, copy, dropout, linear, of_output
+from ranktop.budget.activations.operations import add, copy, dropout, linear, of_output, view
 from ranktop.budget.activations.shape import Shape
 from ranktop.budget.activations.tape import INPUT, Tape, Value
 from ranktop.budget.models.section import flag, size, word
@@ -55,7 +55,7 @@ def after(tape: Tape, shape: Shape, x: Value) -> Value:
     model, h, w = shape.model, shape.hidden, shape.width
     head = word(model, "head", "mlm")
     if head in POOLED:
-        first = tape.apply((x,), shape.batch * h, x.width)
+        first = view(tape, x, shape.batch * h)[0]
         return of_output(tape, linear(tape, first, h, h, w, trainable=shape.trainable))
     if head != "mlm":
         return x
@@ -93,6 +93,6 @@ def block_vit(tape: Tape, shape: Shape, x: Value, kind: str, tables: Tables) -> 
 
 
 def after_vit(tape: Tape, shape: Shape, x: Value) -> Value:
-    """The final LayerNorm; the classifier reads the class token of it."""
+    """The final LayerNorm; the classifier reads the class token of it, a view that keeps all tokens."""
     normed = layer_norm(tape, shape, x)
-    return tape.apply((normed,), shape.batch * shape.hidden, normed.width)
+    return view(tape, normed, shape.batch * shape.hidden)[0]
