@@ -343,3 +343,13 @@ def test_the_live_side_sees_buckets_and_staging_but_not_gathers_and_copies() -> 
     whole = moments(four_blocks(), plan(3, zero={"persistence_threshold": 0}), ALIVE)["forward_end"]["buffers"]
     assert {part.seen for part in whole.parts if "gathered" in part.name} == {False}
     assert {part.seen for part in whole.parts if "bucket" in part.name} == {True}
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_loading_comes_before_any_step(stage: int) -> None:
+    load = moments(four_blocks(), plan(stage), ALIVE)["load"]
+    assert load == moments(four_blocks(), plan(stage), ALIVE, first_step=True)["load"]
+    states = zero.expected(four_blocks(), plan(stage), first_step=True)["step_start"]
+    assert load["optimizer"] == states["optimizer"]
+    # Masters alone; stages 1 and 2 pad the whole to a multiple of 4, stage 3 every parameter to one of 2.
+    assert load["optimizer"].bytes == pytest.approx(four_blocks().numel / 2 * 4, rel=0.01)

@@ -7,6 +7,7 @@ step, loading and saving add is followed hook by hook, so that a peak names what
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Final
 
 from ranktop.budget import zero_step
@@ -76,6 +77,10 @@ class _Step:
     def __init__(self, job: Job, activations: Activations | None) -> None:
         self.job = job
         self.layout: Layout = layout_of(job)
+        self.made = copy(self.layout)
+        """The same before any step."""
+        self.made.job = copy(job)
+        self.made.job.first_step = True
         self.known = activations
         self.alive = activations if activations is not None else NOTHING
         self.fixed: tuple[Part, ...] = _module_buffers(job) + staging(job)
@@ -87,7 +92,7 @@ class _Step:
         job, layout = self.job, self.layout
         sharded = Sharded(job, self.alive, self._kept(), self.fixed) if job.options.stage == 3 else None
         stretches: dict[str, Callable[[], Point]] = {
-            "load": lambda: zero_step.load(job, layout),
+            "load": lambda: zero_step.load(job, self.made),
             "forward": sharded.forward if sharded else self._forward,
             "backward": sharded.backward if sharded else self._backward,
             "optimizer_step": lambda: zero_step.step(job, layout),
@@ -102,9 +107,9 @@ class _Step:
                 found[moment] = self._moment(moment, between_passes if moment in IN_FORWARD else ())
         return found
 
-    def states(self, moment: str) -> dict[str, Amount]:
+    def states(self, moment: str, layout: Layout | None = None) -> dict[str, Amount]:
         """Return parameters, gradients and optimizer at a moment."""
-        layout = self.layout
+        layout = self.layout if layout is None else layout
         return {
             "parameters": layout.parameters(moment),
             "gradients": layout.gradients(moment),
@@ -136,7 +141,7 @@ class _Step:
         return {**self.states(moment), "activations": activations, "buffers": buffers}
 
     def _stretch(self, moment: str, point: Point) -> dict[str, Amount]:
-        found = self.states(_STATES_AT[moment])
+        found = self.states(_STATES_AT[moment], self.made if moment == "load" else None)
         rule = f"ZeRO-{self.job.options.stage}: highest point: {point.name}"
         own: tuple[Part, ...] = ()
         if moment == "load":
