@@ -353,3 +353,13 @@ def test_loading_comes_before_any_step(stage: int) -> None:
     assert load["optimizer"] == states["optimizer"]
     # Masters alone; stages 1 and 2 pad the whole to a multiple of 4, stage 3 every parameter to one of 2.
     assert load["optimizer"].bytes == pytest.approx(four_blocks().numel / 2 * 4, rel=0.01)
+
+
+def test_each_rank_takes_the_norm_of_its_own_largest_piece() -> None:
+    # 300 + 60 + 60 + 180 on 2 ranks: the first has the 300 whole, the second at most 180 in one piece.
+    first, second = (
+        moments(model(300, 60, 60, 180), plan(2, rank=rank), ALIVE)["optimizer_step"]["activations"] for rank in (0, 1)
+    )
+    assert (named(first, "fp64"), named(second, "fp64")) == (300 * 8, 0)
+    wide = plan(2, rank=1, precision=Precision(parameters="bfloat16", master="bfloat16"))
+    assert named(moments(model(300, 60, 60, 180), wide, ALIVE)["optimizer_step"]["activations"], "fp64") == 180 * 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd
 from typing import Final
 
@@ -27,6 +27,8 @@ class FlatGroup:
     """Elements of this rank's part that belong to no parameter."""
     pieces: int
     """Tensors that this rank's gradient is put together from, padding included."""
+    largest: int = field(default=0, compare=False)
+    """The largest piece of a parameter in this rank's part."""
 
     @staticmethod
     def of(
@@ -58,7 +60,8 @@ class FlatGroup:
             gaps += start > covered
             covered = min(stop, high)
         gaps += covered < high
-        held = sum(min(stop, high) - max(start, low) for start, stop in inside)
+        pieces = [min(stop, high) - max(start, low) for start, stop in inside]
+        held = sum(pieces)
         return FlatGroup(
             size=size,
             partition=partition,
@@ -66,6 +69,7 @@ class FlatGroup:
             touching=len(inside),
             padding=partition - held,
             pieces=len(inside) + gaps,
+            largest=max(pieces, default=0),
         )
 
 

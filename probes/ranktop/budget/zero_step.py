@@ -46,7 +46,7 @@ def _flat_step(job: Job, layout: Flat) -> Point:
         extra = temporaries(_pieces(job, layout.updated()), job.plan)
         return Point("the optimizer's update", parts((extra.rule, extra.bytes or 0)), gradients=kept)
     before = after_backward(job, layout)
-    piece = max((min(_largest(job), flat.partition) for flat, _ in layout.flats), default=0)
+    piece = max((flat.largest for flat, _ in layout.flats), default=0)
     points = [Point("norm of the gradients", parts(("largest gradient in fp64", 8 * piece)), gradients=before)]
     for index, (flat, kind) in enumerate(layout.flats):
         held = sum(dict(layout.storages(index)).values())
