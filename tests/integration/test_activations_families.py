@@ -35,6 +35,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", {**GPT2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
     "gpt2 with dropout": ("GPT2Config", "GPT2LMHeadModel", GPT2),
     "mistral": ("MistralConfig", "MistralForCausalLM", SMALL),
+    "mistral beyond its window": ("MistralConfig", "MistralForCausalLM", {**SMALL, "sliding_window": 64}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", SMALL),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {**SMALL, "head_dim": 32}),
     "gemma": ("GemmaConfig", "GemmaForCausalLM", {**SMALL, "head_dim": 32}),

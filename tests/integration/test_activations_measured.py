@@ -51,7 +51,7 @@ class Combination:
 
 SHAPES = (
     Combination("gpt", 2, 256, 2, 128, "", "", ""),
-    Combination("gpt", 4, 128, 5, 96, "", "", "", heads=8, kv_heads=8, vocab=317),
+    Combination("gpt", 3, 128, 5, 96, "", "", "", heads=8, kv_heads=8, vocab=317),
     Combination("llama", 2, 256, 2, 128, "", "", "", kv_heads=2, ffn=704),
     Combination("llama", 3, 128, 4, 200, "", "", "", heads=2, kv_heads=2, ffn=512, vocab=2048),
 )

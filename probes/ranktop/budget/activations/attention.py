@@ -5,7 +5,7 @@ from __future__ import annotations
 from ranktop.budget.activations.operations import FULL, cast, copy, dropout, lowered, matmul, of_output, scale, softmax
 from ranktop.budget.activations.shape import Shape
 from ranktop.budget.activations.tape import Node, Tape, Value
-from ranktop.budget.models.section import word
+from ranktop.budget.models.section import size, word
 
 
 def fused(tape: Tape, shape: Shape, q: Value, k: Value, v: Value, *, packed: bool = False) -> Value:
@@ -47,7 +47,30 @@ def core(
         tape.hold(k, v)
     if shape.attention == "eager":
         return added(tape, shape, q, k, v, full=full, mask=mask)
+    if windowed(shape):
+        return _windowed(tape, shape, q, k, v)
     return fused(tape, shape, q, k, v, packed=packed)
+
+
+def windowed(shape: Shape) -> bool:
+    """Whether fused attention needs a mask because the sequence exceeds a sliding window (FlashAttention does not).
+
+    Models that mix windowed and full attention are taken to be windowed in every block.
+    """
+    window = size(shape.model, "window")
+    return bool(window) and shape.sequence >= window and shape.attention == "sdpa"
+
+
+def _windowed(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:
+    """Fused attention over a sliding window that the sequence exceeds: it needs a mask.
+
+    With one, transformers expands keys and values to all query heads, and torch turns the boolean mask of
+    [b, 1, s, s] into one of q's dtype in every block, which is kept.
+    """
+    out = fused(tape, shape, q, _expanded(tape, shape, k), _expanded(tape, shape, v))
+    mask = tape.new(shape.batch * shape.sequence**2, out.width, needs_grad=False)
+    tape.nodes[-1].saved = (*tape.nodes[-1].saved, mask)
+    return out
 
 
 def written_out(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:

@@ -14,7 +14,7 @@ from ranktop.budget.activations.family import Family, Tables
 from ranktop.budget.activations.liveness import Point, backward, frontier
 from ranktop.budget.activations.saved import Activations
 from ranktop.budget.activations.shape import Shape, local
-from ranktop.budget.activations.tape import ACTIVATION, CAST, INPUT, SHARED, Storage, Tape, Value, total
+from ranktop.budget.activations.tape import ACTIVATION, CAST, INPUT, SHARED, Storage, Tape, Value, rounded, total
 from ranktop.budget.model import Model
 from ranktop.budget.models.stages import stage_layers
 from ranktop.budget.pipeline import alive, ends
@@ -29,6 +29,9 @@ _CASTS: Final = "low-precision copies of weights (autocast)"
 
 _COMPILED: Final = 0.25
 """torch.compile fuses and recomputes pointwise operations: 5 to 25 % less than the modules keep (torchtitan's runs)."""
+
+_ROUTED: Final = 0.2
+"""Routers do not spread evenly, and stacks differ in how they run experts (transformers' own: within 0.2 %)."""
 
 
 def activations(model: Model, plan: Plan) -> Activations:
@@ -101,7 +104,7 @@ class _Rank:
         after, logits, held = (total(some, ACTIVATION) for some in (end.after, end.head, end.held))
         outside = total(front.saved, ACTIVATION, SHARED) + after + cache + held
         flight, inputs = alive(plan), 2 * front.tokens.storage.size
-        points = _around_ring(_segment(largest, every), shape, plan)
+        points = _with_buffers(_segment(largest, every), shape, plan)
         names = self.names(pieces, front, end, kept) + Counter({_CACHE: cache, _HELD: held, _INPUTS: inputs})
         parts = Counter({name: flight * size for name, size in names.items()}) + Counter({_LOSS: logits, _CASTS: casts})
         return Activations(
@@ -118,13 +121,22 @@ class _Rank:
             block_backward=_above(points, largest.layer * every),
             boundary=front.x.size,
             in_flight=flight,
-            within=max(self.family.within, _COMPILED) if plan.compiled else self.family.within,
+            within=self.within(),
             rule=f"autograd's saved tensors, operation by operation: {self.family.rule}",
             parts=tuple(Part(name, size) for name, size in parts.items()),
             after=after,
             backward=points,
             block_forward=largest.forward + cached,
         )
+
+    def within(self) -> float:
+        """Return the family's error, or a larger one for what the tests cannot measure."""
+        unsure = [self.family.within]
+        if self.plan.compiled:
+            unsure.append(_COMPILED)
+        if self.shape.model.experts:
+            unsure.append(_ROUTED)
+        return max(unsure)
 
     def pieces(self, front: _Front, layers: range) -> list[tuple[Block, int]]:
         """Return the blocks of the chunk with how often each comes.
@@ -204,13 +216,17 @@ def _segment(one: Block, every: int) -> tuple[Point, ...]:
     return frontier((*early, *late))
 
 
-def _around_ring(points: tuple[Point, ...], shape: Shape, plan: Plan) -> tuple[Point, ...]:
-    """Add what ring attention of context parallel has alive beside a block's own tensors."""
+def _with_buffers(points: tuple[Point, ...], shape: Shape, plan: Plan) -> tuple[Point, ...]:
+    """Add what is alive for a moment beside a block's own tensors.
+
+    Context parallel: the ring's chunks and accumulators. Quantized frozen weights: the widest matrix in the compute
+    dtype (bitsandbytes/autograd/_functions.py ``MatMul4Bit.backward``).
+    """
     c = plan.layout.context
-    if c == 1:
-        return points
     extra = context.ring_bytes(shape.tokens, shape.key, shape.width, c)
     extra += context.accumulation_bytes(shape.tokens, shape.query, shape.heads, c)
+    if plan.lora is not None and plan.lora.quantized:
+        extra += rounded(shape.hidden * max(shape.ffn, shape.query) * shape.width)
     return tuple((alive + extra, made) for alive, made in points)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ranktop.budget.activations.attention import core
+from ranktop.budget.activations.attention import core, windowed
 from ranktop.budget.activations.experts import experts
 from ranktop.budget.activations.family import Tables
 from ranktop.budget.activations.layers import activation, embed, gathers, project, reduce
@@ -46,6 +46,8 @@ def arguments(tape: Tape, shape: Shape, x: Value, *, positions: bool = True) -> 
             found.append(tape.new(shape.sequence, 8, needs_grad=False, kind=SHARED))
         if shape.attention == "eager":
             found.append(tape.new(shape.batch * shape.sequence**2, x.width, needs_grad=False, kind=SHARED))
+        elif windowed(shape):
+            found.append(tape.new(shape.sequence**2, 1, needs_grad=False, kind=SHARED))
     return tuple(found)
 
 
