@@ -16,22 +16,23 @@ BROADCAST = 250 * 2**20
 """Bytes that DDP broadcasts at once when it is made (torch/nn/parallel/distributed.py ``broadcast_bucket_size``)."""
 
 
-def standing(job: Job, gradients: int, running: bool = False) -> tuple[Part, ...]:
+def standing(job: Job, gradients: int, running: bool = False, waiting: bool = False) -> tuple[Part, ...]:
     """Return what stays through the whole step, given the bytes of gradients that exist.
 
-    ``running``: micro-batches are on their way through a pipeline.
+    ``running``: micro-batches are on their way through a pipeline. ``waiting``: gradients are not reduced yet.
     """
     module = job.inventory.buffer_bytes
     own = parts(("module buffers", module), seen=True)
     if job.activations is not None:
         own += parts(("workspace of the layers", job.activations.workspace))
         own += pipeline.torch_buffers(job.plan, job.activations.boundary, running=running)
-    return own + ddp_buffers.buckets(job.inventory, job.plan, gradients)
+    return own + ddp_buffers.buckets(job.inventory, job.plan, gradients, waiting)
 
 
 def at(job: Job, moment: str, gradients: int) -> Amount:
     """Return the buffers at a moment in which no forward or backward runs, or at load and save."""
-    found = standing(job, gradients, moment in ("forward_end", "backward_start"))
+    waiting = moment in job.plan.unsharded_gradients_at
+    found = standing(job, gradients, moment in ("forward_end", "backward_start"), waiting)
     if moment == "load" and ddp_buffers.has_reducer(job.plan):
         size = min(BROADCAST, job.held.parameters.bytes or 0)
         found += parts(("first broadcast of the parameters", size))
@@ -95,7 +96,7 @@ def _with_standing(job: Job, point: Point) -> Point:
     more: tuple[Part, ...] = ()
     if job.plan.strategy == "dp" and point.name.startswith("loss"):
         more = data_parallel.gathered(job.activations, job.plan)
-    buffers = point.buffers + standing(job, point.gradients, running=True)
+    buffers = point.buffers + standing(job, point.gradients, running=True, waiting=job.waits)
     return Point(point.name, point.activations + more, buffers, point.gradients)
 
 

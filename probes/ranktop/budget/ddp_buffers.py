@@ -26,14 +26,16 @@ def bucket_bytes(inventory: Inventory, plan: Plan) -> int:
     )
 
 
-def buckets(inventory: Inventory, plan: Plan, gradients: int) -> tuple[Part, ...]:
+def buckets(inventory: Inventory, plan: Plan, gradients: int, waiting: bool = False) -> tuple[Part, ...]:
     """Return the buckets as a part of the buffers at a moment with so many bytes of gradients.
 
     With ``gradient_as_bucket_view`` the gradients of that moment lie in the buckets and count once, as gradients.
+    Those of micro-batches under ``no_sync`` are ``waiting`` beside them: the reducer does not run, and what it finds
+    outside of a bucket it copies into it with the last micro-batch (reducer.cpp ``mark_variable_ready_dense``).
     """
     if not has_reducer(plan):
         return ()
     ddp = plan.ddp or Ddp()
     size = bucket_bytes(inventory, plan)
-    left = max(0, size - gradients) if ddp.gradient_as_bucket_view else size
+    left = max(0, size - gradients) if ddp.gradient_as_bucket_view and not waiting else size
     return (Part("DDP's buckets", left),) if left else ()

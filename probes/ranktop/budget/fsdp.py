@@ -122,12 +122,14 @@ def _flat(inventory: Inventory, plan: Plan, fsdp: Fsdp) -> Held:
     whole = fsdp.sharding == "none"
     layout = plan.layout
     ranks = layout.replicate if whole else layout.shard
-    parameters = gradients = 0
+    compute = plan.precision.compute
+    parameters = gradients = waiting = 0
     pieces: list[Piece] = []
     for unit, kinds in inventory.units().items():
         if unit < 0:
             parameters += sum(kind.numel * kind.itemsize for kind in kinds)
-            gradients += sum(kind.numel * gradient_itemsize(kind, plan) for kind in kinds if kind.trainable)
+            own = sum(kind.numel * gradient_itemsize(kind, plan) for kind in kinds if kind.trainable)
+            gradients, waiting = gradients + own, waiting + own
             pieces += map(whole_piece, kinds)
             continue
         align = flat_alignment(kinds, plan) if fsdp.use_orig_params else 0
@@ -137,6 +139,9 @@ def _flat(inventory: Inventory, plan: Plan, fsdp: Fsdp) -> Held:
         parameters += shard * kinds[0].itemsize
         if any(kind.trainable for kind in kinds):
             gradients += shard * gradient_itemsize(kinds[0], plan)
+            waiting += length * (DTYPE_BYTES[compute] if compute else gradient_itemsize(kinds[0], plan))
         pieces += _flat_pieces(spans, fsdp, low, low + shard)
     rule = "FSDP1: whole flat parameters, padded" if whole else "FSDP1: flat parameters, padded, split evenly"
-    return held(Amount(parameters, rule), Amount(gradients, rule), pieces, plan)
+    # Source: torch/distributed/fsdp/_runtime_utils.py ``_post_backward_hook``, which returns before it reduces.
+    unreduced = Amount(waiting, "FSDP1 under no_sync: whole flat gradients, kept until the last micro-batch")
+    return replace(held(Amount(parameters, rule), Amount(gradients, rule), pieces, plan), unsharded=unreduced)

@@ -16,18 +16,21 @@ from ranktop.budget.terms import Amount, Part
 
 _FOREACH: Final = {
     "Adam": 1, "AdamW": 1, "NAdam": 1, "RAdam": 1, "Adamax": 1, "Adagrad": 2, "RMSprop": 1, "Adadelta": 2, "ASGD": 1,
-    "Rprop": 1, "SGD": 0,
+    "Rprop": 1, "SGD": 0, "Adafactor": 1,
 }  # fmt: skip
 """Full-size copies that the foreach implementation makes of every tensor of a group."""
 
 _LOOP: Final = {
-    "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adagrad": 1, "RMSprop": 1, "Adadelta": 2, "ASGD": 1,
-    "Rprop": 2, "SGD": 0, "Adafactor": 1, "Lion": 2,
+    "Adam": (2, 1), "AdamW": (2, 1), "NAdam": (2, 1), "RAdam": (2, 1), "Adamax": (1, 0), "Adagrad": (1, 1),
+    "RMSprop": (1, 1), "Adadelta": (2, 1), "ASGD": (0, 0), "Rprop": (3, 0), "SGD": (0, 0), "Adafactor": (1, 1),
+    "Lion": (2, 0),
 }  # fmt: skip
-"""Full-size copies of one tensor at a time that the loop over the parameters makes."""
+"""Full-size copies that the loop over the parameters makes of one tensor, and how many of the tensor before are still
+alive then: a local variable (the denominator) lives until it is assigned again."""
 
-_DECAY_COPIES: Final = ("SGD", "Adam", "NAdam", "RAdam", "RMSprop", "Adadelta", "ASGD")
-"""Optimizers that add weight decay to a copy of the gradient."""
+_DECAY_COPIES: Final = ("SGD", "NAdam", "RAdam", "RMSprop", "Adadelta", "ASGD")
+"""Optimizers that hold a copy of the gradients with weight decay added beside their other copies (Adam drops it
+before)."""
 
 _FUSED: Final = ("Adam", "AdamW", "SGD", "Adagrad")
 _ONE_KERNEL: Final = frozenset({"FusedAdam", "FusedLamb", "FusedLion", "DeepSpeedCPUAdam", "DeepSpeedCPULion"})
@@ -59,14 +62,30 @@ def _of_group(optimizer: OptimizerPlan, pieces: list[Piece], plan: Plan) -> Amou
         return _muon(pieces)
     if optimizer.options.get("fused") and name in _FUSED:
         return Amount(0, f"{name} fused: no copies")
-    foreach = optimizer.options.get("foreach")
-    if name in _FOREACH and (bool(foreach) if foreach is not None else not plan.host) and _torch(optimizer):
+    if name in _FOREACH and _torch(optimizer) and _foreach(optimizer, plan):
         copies = _FOREACH[name] + _more(optimizer)
+        if name == "Rprop":
+            every += largest + largest // 4
         return _some(copies * every, f"{name} foreach: {copies} copies of every tensor", 0.0)
     if name in _LOOP:
-        copies = _LOOP[name] + _more(optimizer)
-        return _some(copies * largest, f"{name} loop: {copies} copies of the largest tensor", 0.05)
+        copies, before = _LOOP[name]
+        decays = bool(optimizer.options.get("weight_decay")) and name in ("Adam", "Adamax", "Adagrad")
+        copies += max(_more(optimizer), int(decays))
+        size = copies * largest + before * _second(pieces)
+        return _some(size, f"{name} loop: {copies} copies of the largest tensor", 0.1)
     return _some(2 * largest, f"{name}: two copies of the largest tensor, as most loops make", None)
+
+
+def _foreach(optimizer: OptimizerPlan, plan: Plan) -> bool:
+    """Adafactor loops unless told otherwise; the others do on the CPU."""
+    chosen = optimizer.options.get("foreach")
+    return bool(chosen) if chosen is not None else not plan.host and optimizer.name != "Adafactor"
+
+
+def _second(pieces: list[Piece]) -> int:
+    """Return the bytes of the largest tensor that may come before the largest one."""
+    sizes = sorted(piece.itemsize * prod(piece.shape) for piece in pieces for _ in range(min(2, piece.count)))
+    return sizes[-2] if len(sizes) > 1 else 0
 
 
 def _torch(optimizer: OptimizerPlan) -> bool:
@@ -74,9 +93,9 @@ def _torch(optimizer: OptimizerPlan) -> bool:
 
 
 def _more(optimizer: OptimizerPlan) -> int:
-    """Return further copies: of the gradients with decay added to them, of Adafactor's momentum."""
-    decays = optimizer.options.get("weight_decay") and optimizer.name in _DECAY_COPIES
-    return int(bool(decays or optimizer.options.get("maximize")))
+    """Return further copies: of the gradients with weight decay added, or negated."""
+    changes = optimizer.options.get("weight_decay") or optimizer.options.get("maximize")
+    return int(bool(changes) and optimizer.name in _DECAY_COPIES)
 
 
 def _muon(pieces: list[Piece]) -> Amount:
