@@ -206,9 +206,12 @@ def test_dtype_and_optimizer_group_follow_the_precision() -> None:
     assert kinds(replace(bf16, master="float32"), Zero(stage=2)) == {("bfloat16", 0)}
 
 
-def test_a_bare_count_is_one_tensor_that_parallel_axes_divide_rounding_up() -> None:
+def test_a_bare_count_is_flat_tensors_that_parallel_axes_divide_rounding_up() -> None:
     seven = Model(count=7_500_000_001)
-    assert inventory(seven, Plan()).kinds == (Kind((7_500_000_001,), "float32"),)
+    whole = inventory(seven, Plan())
+    assert whole.numel == 7_500_000_001
+    assert {(len(kind.shape), kind.dtype) for kind in whole.kinds} == {(1, "float32")}
+    assert inventory(Model(count=5), Plan()).numel == 5
     eighth = inventory(seven, Plan(layout=Layout(world_size=8, tensor=4, pipeline=2)))
     assert eighth.numel == 937_500_001
     with pytest.raises(NoRule, match="only the number of parameters is known"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
+from typing import Final
 
 from ranktop.budget.activations.saved import Activations
 from ranktop.budget.collective import Collective
 from ranktop.budget.inventory import Inventory
-from ranktop.budget.model import NoRule
+from ranktop.budget.model import Model, NoRule
 from ranktop.budget.plan import Layout, Plan
 from ranktop.budget.run import STRATEGIES, Projection, RankBudget, Run
 from ranktop.budget.strategies import plan_of
@@ -92,7 +93,12 @@ def rank_budget(run: Run, plan: Plan) -> Budget:
 
     activations, reason = _activations(run, plan)
     found = expected(inventory(run, plan), plan, activations, runtime=run.runtime or runtime(plan))
-    return found if activations is not None else _with_reason(found, reason)
+    if activations is None:
+        found = _unknown(found, "activations", reason)
+    gathers = plan.fsdp is not None or (plan.zero is not None and plan.zero.stage == 3)
+    if gathers and not run.model.family and run.inventory is None:
+        found = _unknown(found, "buffers", "what is gathered at once follows from the layers, which are not known")
+    return found
 
 
 def inventory(run: Run, plan: Plan) -> Inventory:
@@ -130,18 +136,38 @@ def _activations(run: Run, plan: Plan) -> tuple[Activations | None, str]:
     try:
         if run.activations is not None:
             return run.activations(run.model, plan), ""
-        from ranktop.budget.activations.closed import activations
-
-        return activations(run.model, plan), ""
+        return _closed(run.model, plan), ""
     except NoRule as reason:
         return None, str(reason)
 
 
-def _with_reason(budget: Budget, reason: str) -> Budget:
-    """Say why the activations are not known wherever they are not."""
+_REMEMBERED: Final = 512
+_known: dict[Hashable, tuple[Model, Activations]] = {}
+
+
+def _closed(model: Model, plan: Plan) -> Activations:
+    """Return the closed form, remembered: many strategies leave a micro-batch's activations as they are."""
+    from ranktop.budget.activations.closed import activations
+
+    key = (
+        id(model), plan.batch, plan.precision, plan.checkpointing, plan.checkpoint_every, plan.attention, plan.loss,
+        plan.sequence_parallel, plan.pipeline, plan.lora, plan.stack, plan.host, plan.fsdp is None, plan.zero is None,
+        replace(plan.layout, replicate=1, shard=1, replicate_rank=0, shard_rank=0, world_size=0),
+    )  # fmt: skip
+    found = _known.get(key)
+    if found is None or found[0] is not model:
+        if len(_known) >= _REMEMBERED:
+            _known.clear()
+        found = _known[key] = (model, activations(model, plan))
+    return found[1]
+
+
+def _unknown(budget: Budget, category: str, reason: str) -> Budget:
+    """Say why a category is not known: wherever it has no bytes, and where the bytes would follow from a guess."""
+    always = category == "buffers"
     moments = {
         moment: {
-            name: Amount(None, reason) if name == "activations" and amount.bytes is None else amount
+            name: Amount(None, reason) if name == category and (always or amount.bytes is None) else amount
             for name, amount in table.items()
         }
         for moment, table in budget.moments.items()
@@ -156,6 +182,19 @@ def collectives_of(run: Run, plan: Plan) -> tuple[Collective, ...]:
     return collectives(inventory(run, plan), plan, run.model if run.model.family else None)
 
 
+def _hardest(ranks: tuple[RankBudget, ...]) -> tuple[RankBudget, ...]:
+    """Return the ranks that can be the first to run out as micro-batches grow.
+
+    Along a pipeline activations in flight fall from stage to stage (1F1B) or stay (GPipe), and the last has the
+    logits: between the ends only the stage that is the fullest now can be.
+    """
+    if len(ranks) <= 2:
+        return ranks
+    ends = (ranks[0].stage, ranks[-1].stage)
+    fullest = max(ranks, key=_size)
+    return tuple(rank for rank in ranks if rank.stage in ends or rank is fullest)
+
+
 def _largest(run: Run, plan: Plan, ranks: tuple[RankBudget, ...]) -> int | None:
     """Return the largest micro-batch that fits every rank.
 
@@ -165,11 +204,12 @@ def _largest(run: Run, plan: Plan, ranks: tuple[RankBudget, ...]) -> int | None:
     if run.device_memory is None or batch is None or any(rank.total is None for rank in ranks):
         return None
     twice = replace(run, micro_batch=2 * batch)
-    larger = tuple(_budgets(twice, replace(plan, batch=replace(plan.batch, micro_batch=2 * batch))))
+    larger = replace(plan, batch=replace(plan.batch, micro_batch=2 * batch))
     best = ENOUGH
-    for here, there in zip(ranks, larger, strict=True):
+    for here in _hardest(ranks):
+        there = rank_budget(twice, replace(larger, layout=here.plan.layout))
         for moment in ALL_MOMENTS:
-            now, then = here.budget.total(moment), there.budget.total(moment)
+            now, then = here.budget.total(moment), there.total(moment)
             if now is None or then is None or moment in ("load", "checkpoint_save"):
                 continue
             slope = (then - now) / batch

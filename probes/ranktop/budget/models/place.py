@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.model import BadInput, Model, NoRule, Tensor
@@ -14,13 +15,18 @@ from ranktop.budget.models.stages import check_divides, check_layout, on_stage
 from ranktop.budget.models.tensors import sections
 from ranktop.budget.plan import Plan
 
+PIECES: Final = 256
+MOST_PIECES: Final = 4096
+"""Tensors that stand for a model of which only the number of parameters is known: at least, at most."""
+
 
 def inventory(model: Model, plan: Plan) -> Inventory:
     """Return what the rank that ``plan.layout`` names holds, before data-parallel sharding.
 
     Every block is a sharding unit of its own under FSDP, with the rest in the root's (0). Parameters that a master copy
-    is updated for (outside of ZeRO) and frozen ones have no optimizer group. A bare count is one flat tensor, divided
-    evenly. Megatron's layers pad the vocabulary of any family. Raises BadInput for a layout that the model cannot have.
+    is updated for (outside of ZeRO) and frozen ones have no optimizer group. A bare count is a row of flat tensors,
+    divided evenly. Megatron's layers pad the vocabulary of any family. Raises BadInput for a layout that the model
+    cannot have.
     """
     layout = plan.layout
     check_layout(layout)
@@ -191,4 +197,8 @@ def _flat(model: Model, plan: Plan) -> Inventory:
         raise BadInput(f"the number of parameters must be at least 1, not {model.count}")
     numel = -(-model.count // (layout.tensor * layout.pipeline))
     group = -1 if plan.precision.master and plan.zero is None else 0
-    return Inventory.of([Kind((numel,), plan.precision.parameters, group=group)])
+    # In pieces, because ZeRO keeps gradients of whole tensors where a border between ranks cuts one.
+    pieces = min(MOST_PIECES, max(PIECES, 2 * layout.shard))
+    each, rest = divmod(numel, pieces)
+    sizes = ([each] * (pieces - 1) if each else []) + [each + rest]
+    return Inventory.of([Kind((size,), plan.precision.parameters, group=group) for size in sizes])
