@@ -58,6 +58,13 @@ class Candidate:
         return self.projection.fits is True
 
     @property
+    def offloads(self) -> bool:
+        """Whether states leave the device."""
+        zero, fsdp = self.plan.zero, self.plan.fsdp
+        away = zero is not None and {zero.offload_optimizer, zero.offload_parameters} != {"none"}
+        return away or (fsdp is not None and fsdp.cpu_offload)
+
+    @property
     def tight(self) -> bool:
         """Whether it fits only if the budget is right to less than its own error."""
         return self.fits and (self.projection.headroom or 0) < self.margin

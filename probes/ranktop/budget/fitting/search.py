@@ -91,7 +91,7 @@ class Search:
     def answer(self) -> Fit:
         """Return what is known so far."""
         judge = self._judge
-        kept = _folded(sorted(self._kept, key=lambda one: one.order))
+        kept = _folded(sorted(self._worth(), key=lambda one: one.order))
         return Fit(
             global_batch=judge.batch,
             fitting=tuple(kept),
@@ -106,6 +106,13 @@ class Search:
             layouts=self._layouts,
             speeds=judge.at,
         )
+
+    def _worth(self) -> list[Candidate]:
+        """Return what is kept; on one device that holds everything with room to spare nothing is offloaded."""
+        stay = [one for one in self._kept if not one.offloads]
+        if self.run.world_size == 1 and any(not one.tight for one in stay):
+            return [one for one in self._kept if one in stay or one.strategy == self.present]
+        return self._kept
 
     def _found(self) -> list[Shape]:
         """Return the layouts, with the one that runs now."""
