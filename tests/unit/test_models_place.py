@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranktop.budget.inventory import Inventory, Kind
+from ranktop.budget.inventory import Inventory
 from ranktop.budget.model import BadInput, Model, NoRule
 from ranktop.budget.models.catalogue import find
 from ranktop.budget.models.place import inventory

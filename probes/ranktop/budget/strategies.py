@@ -93,6 +93,8 @@ def _zero(run: Run, strategy: str, axes: Layout) -> Zero | None:
     stage = 3 if infinity else int(strategy[4])
     if stage >= 2 and axes.pipeline > 1:
         raise NoRule("DeepSpeed's pipeline engine works with ZeRO-1 at most: gradients must stay whole")
+    if run.expert > 1:
+        raise NoRule("how DeepSpeed deals out the states of experts (ep) is not budgeted")
     where = "nvme" if infinity else "cpu" if strategy.endswith("-offload") else "none"
     given = run.zero
     base = given if given is not None else Zero()

@@ -113,6 +113,7 @@ class _Template:
     split_size: int | None
     shards: int | None
     shard_rank: int | None
+    shard_dim: int | None = None
 
     def kind(self, unit: int) -> Kind:
         return Kind(
@@ -125,6 +126,7 @@ class _Template:
             split_size=self.split_size,
             shards=self.shards,
             shard_rank=self.shard_rank,
+            shard_dim=self.shard_dim,
         )
 
 
@@ -135,7 +137,8 @@ def _kinds(tensor: Tensor, model: Model, plan: Plan) -> Iterator[_Template]:
     shards, shard_rank = _sharding(tensor, plan)
     group = -1 if plan.precision.master and plan.zero is None else 0
     if lora is None:
-        yield _Template(shape, dtype, True, group, placement, split, shards, shard_rank)
+        dim = _shard_dim(tensor, shape, plan, shards)
+        yield _Template(shape, dtype, True, group, placement, split, shards, shard_rank, dim)
         return
     form = lora.quantized if is_linear(tensor) else None
     for stored in quantized(shape, form) if form else (Stored(shape, dtype, False),):
@@ -169,6 +172,17 @@ def _own(tensor: Tensor, plan: Plan) -> tuple[tuple[int, ...], str, int | None]:
     chunk = -(-whole // t)
     own = min(max(whole - layout.tensor_rank * chunk, 0), chunk)
     return (*shape[:dim], own, *shape[dim + 1 :]), f"S({dim})", whole if whole % t else None
+
+
+def _shard_dim(tensor: Tensor, shape: tuple[int, ...], plan: Plan, shards: int | None) -> int | None:
+    """Return the dimension that FSDP2 splits where it is not the first.
+
+    Fused experts go by their second one when there are more ranks than experts, as torchtitan places them
+    (models/llama4/infra/parallelize.py ``apply_fsdp``): by the first, most ranks would hold nothing but padding.
+    """
+    if not tensor.expert or len(shape) < 2 or plan.fsdp is None or plan.fsdp.version == 1:
+        return None
+    return 1 if (shards or plan.layout.shard) > shape[0] else None
 
 
 def _sharding(tensor: Tensor, plan: Plan) -> tuple[int | None, int | None]:
