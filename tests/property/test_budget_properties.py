@@ -200,16 +200,18 @@ def test_checkpointing_never_adds(inventory: Inventory, strategy: str, ranks: in
         assert (less.total(moment) or 0) <= (alive.total(moment) or 0)
 
 
-@given(inventories(), st.sampled_from(["ddp", "zero-redundancy", "fsdp2"]), st.integers(1, 6))
+@given(inventories(), st.sampled_from(["ddp", "fsdp2"]), st.integers(1, 6))
 def test_more_ranks_never_cost_a_rank_more(inventory: Inventory, strategy: str, ranks: int) -> None:
-    """But for padding: FSDP2 pads every parameter to a full row for each rank, gathered and reduced."""
+    """But for padding: FSDP2 pads every parameter to a full row for each rank, gathered and reduced.
+
+    (ZeroRedundancyOptimizer deals whole parameters: with another number of ranks one may get more.)
+    """
     fewer, more = (whole(inventory, plan(strategy, n, 0)) for n in (ranks, ranks + 1))
     row = sum(prod(kind.shape[1:]) * 4 * (ranks + 1) for kind in inventory) if strategy == "fsdp2" else 0
     # From one rank to two, FSDP2 begins to gather: the outputs of the all-gather appear.
     gathers = 2 * sum(kind.numel * kind.itemsize for kind in inventory) if strategy == "fsdp2" and ranks == 1 else 0
-    deal = max(kind.numel for kind in inventory) * 8 if strategy == "zero-redundancy" else 0
     for moment in ALL_MOMENTS:
-        assert (more.total(moment) or 0) <= (fewer.total(moment) or 0) + 4 * row + gathers + deal
+        assert (more.total(moment) or 0) <= (fewer.total(moment) or 0) + 4 * row + gathers
 
 
 @given(inventories(frozen=False), SIZED)

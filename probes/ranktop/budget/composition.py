@@ -180,7 +180,11 @@ def backward_points(alive: Activations, shares: Shares, full: int, kept: int, ev
     micro-batches, or views of buckets. Source: torch's engine frees what a node saved once the node has run; a
     gradient is taken over as it is when there is none yet, else added to it at once (AccumulateGrad).
     """
-    points = [Point("loss", at_loss(alive), (), kept), Point("head", at_head(alive), (), kept + shares.after)]
+    at_hand = parts(("gradient of the head's weight at hand", shares.after if kept else 0))
+    points = [
+        Point("loss", at_loss(alive), (), kept),
+        Point("head", at_head(alive) + at_hand, (), kept or min(full, shares.after)),
+    ]
     for stage in stages(alive, every, shares.last):
         done = (stage.of - stage.left) * every * shares.block
         if kept:

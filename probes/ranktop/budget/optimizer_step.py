@@ -21,7 +21,7 @@ _FOREACH: Final = {
 """Full-size copies that the foreach implementation makes of every tensor of a group."""
 
 _LOOP: Final = {
-    "Adam": (2, 1), "AdamW": (2, 1), "NAdam": (2, 1), "RAdam": (2, 1), "Adamax": (1, 0), "Adagrad": (1, 1),
+    "Adam": (2, 1), "AdamW": (2, 1), "NAdam": (2, 1), "RAdam": (4, 1), "Adamax": (1, 0), "Adagrad": (1, 1),
     "RMSprop": (1, 1), "Adadelta": (2, 1), "ASGD": (0, 0), "Rprop": (3, 0), "SGD": (0, 0), "Adafactor": (1, 1),
     "Lion": (2, 0),
 }  # fmt: skip
