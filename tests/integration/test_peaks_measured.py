@@ -229,10 +229,10 @@ FEEDS: Final = (
 """Batch, sequence, checkpointing, accumulation; with few tokens weights outweigh activations."""
 
 JOBS: Final = (
-    ("gpt", 2, 256, "fp32", 0), ("gpt", 4, 128, "bf16", 0), ("gpt", 2, 256, "amp", 0),
-    ("gpt", 2, 256, "fp32", 2), ("gpt", 3, 256, "mixed", 4), ("gpt", 2, 512, "bf16", 8),
-    ("llama", 2, 256, "fp32", 0), ("llama", 3, 128, "bf16", 0),
-    ("llama", 2, 256, "fp32", 2), ("llama", 3, 256, "mixed", 8),
+    ("gpt", 2, 256, "fp32", 0), ("gpt", 3, 128, "bf16", 0), ("gpt", 2, 256, "amp", 0),
+    ("gpt", 2, 256, "fp32", 2), ("gpt", 2, 256, "mixed", 4), ("gpt", 2, 512, "bf16", 8),
+    ("llama", 2, 256, "fp32", 0), ("llama", 2, 128, "bf16", 0),
+    ("llama", 2, 256, "fp32", 2), ("llama", 2, 256, "mixed", 8),
 )  # fmt: skip
 """Family, layers, hidden, precision, ranks."""
 
@@ -241,7 +241,7 @@ def jobs() -> Iterator[Case]:
     """Models and how they are spread; what is fed is of no account here."""
     for family, layers, hidden, precision, ranks in JOBS:
         yield Case(family, layers, hidden, 1, 128, precision, "none", ranks=ranks)
-    yield Case("gpt", 3, 256, 1, 128, "mixed", "none", ranks=8, sharding="grad-op")
+    yield Case("gpt", 2, 256, 1, 128, "mixed", "none", ranks=8, sharding="grad-op")
     yield Case("gpt", 2, 256, 1, 128, "mixed", "none", vocab=8192, ranks=16)
 
 
