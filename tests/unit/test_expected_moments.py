@@ -100,6 +100,14 @@ def test_ddp_has_its_buckets_through_the_step(view: bool) -> None:
     assert together == ([SIZE, 0] if view else [SIZE, SIZE])
 
 
+def test_a_compression_hook_copies_a_bucket_in_backward() -> None:
+    layout = Layout(world_size=4, replicate=4)
+    without = Plan(strategy="ddp", layout=layout, ddp=Ddp(), optimizer=ADAMW)
+    plain, hooked = budget(without), budget(replace(without, ddp=Ddp(hook_dtype="bfloat16")))
+    assert (hooked.at("backward")["buffers"].bytes or 0) - (plain.at("backward")["buffers"].bytes or 0) == SIZE // 2
+    assert hooked.at("forward")["buffers"].bytes == plain.at("forward")["buffers"].bytes
+
+
 def test_data_parallel_loads_gpu_0_and_the_others_only_while_they_run() -> None:
     layout = Layout(world_size=4, replicate=4)
     first = budget(Plan(strategy="dp", layout=layout, optimizer=ADAMW))

@@ -89,6 +89,9 @@ def backward(job: Job) -> list[Point]:
         last = points[-1]
         extra = data_parallel.adding_up(job.full, job.plan)
         points[-1] = Point(last.name, last.activations, last.buffers + extra, last.gradients)
+    if ddp_buffers.has_reducer(job.plan):
+        hook = ddp_buffers.compressed(job.inventory, job.plan)
+        points = [replace(point, buffers=point.buffers + hook) if point.name != "loss" else point for point in points]
     return [_with_standing(job, point) for point in points]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ranktop.budget.held import counted, gradient_itemsize
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Ddp, Plan
-from ranktop.budget.terms import Part
+from ranktop.budget.terms import DTYPE_BYTES, Part
 
 
 def has_reducer(plan: Plan) -> bool:
@@ -24,6 +24,23 @@ def bucket_bytes(inventory: Inventory, plan: Plan) -> int:
     return sum(
         kind.numel * gradient_itemsize(kind, plan) * times for kind, times in counted(inventory) if kind.trainable
     )
+
+
+def compressed(inventory: Inventory, plan: Plan) -> tuple[Part, ...]:
+    """Return the copy of a bucket that a communication hook makes in a smaller dtype while it is reduced.
+
+    One is counted, of a full bucket; on a slow link more are on their way at once. Source:
+    torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py ``_compress_hook``.
+    """
+    dtype = plan.ddp.hook_dtype if plan.ddp is not None else None
+    if dtype is None or plan.ddp is None:
+        return ()
+    kinds = [kind for kind in inventory.kinds if kind.trainable]
+    largest = max((kind.numel * gradient_itemsize(kind, plan) for kind in kinds), default=0)
+    size = min(max(int(plan.ddp.bucket_cap_mb * 2**20), largest), bucket_bytes(inventory, plan))
+    item = max((gradient_itemsize(kind, plan) for kind in kinds), default=4)
+    copied = size * DTYPE_BYTES[dtype] // item
+    return (Part("bucket, compressed by the hook", copied, seen=False),) if copied else ()
 
 
 def buckets(inventory: Inventory, plan: Plan, gradients: int, waiting: bool = False) -> tuple[Part, ...]:

@@ -41,6 +41,8 @@ class Ddp:
     static_graph: bool = False
     bucket_cap_mb: float = 25.0
     """MiB of gradients after which a bucket is closed; the first bucket is of 1 MiB."""
+    hook_dtype: str | None = None
+    """Dtype to which a communication hook compresses a bucket (``bf16_compress_hook``); None = no such hook."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
