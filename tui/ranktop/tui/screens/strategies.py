@@ -101,6 +101,14 @@ class StrategiesScreen(LiveScreen):
         if run is not None:
             self.app.push_screen(ExplainScreen(run, strategy, self.options))
 
+    def action_fit(self) -> None:
+        """Search the plans that fit, for the global batch that is asked now."""
+        from ranktop.tui.screens.fit import FitScreen
+
+        run = self._asked()
+        if run is not None:
+            self.app.push_screen(FitScreen(run, self.whatif.own, self.options))
+
     def _asked(self) -> Run | None:
         """Return what is asked now; says why when that is nothing that can be computed."""
         try:

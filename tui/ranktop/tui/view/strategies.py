@@ -105,11 +105,12 @@ def strategies(
 
 
 def scale_of(whatif: WhatIf) -> Scale:
-    """Return the scale of the bars: the device, or the largest row where that would leave slivers."""
+    """Return the scale of the bars: the device, or the largest row where the job itself would be a sliver."""
     totals = [row.rank.total for row in whatif.rows.values() if row.rank is not None and row.rank.total is not None]
     largest = max([*totals, whatif.measured.total if whatif.measured is not None else 0], default=0)
     capacity = whatif.run.device_memory if whatif.run is not None else None
-    full = capacity if capacity and largest > capacity // 10 else int(largest * 1.05) or capacity or 1
+    own = whatif.measured.total if whatif.measured is not None else largest
+    full = capacity if capacity and own > capacity // 10 else int(largest * 1.05) or capacity or 1
     unit = unit_for(largest or capacity)
     return Scale(full, Unit("GiB", GIB) if largest >= 4 * GIB else unit, capacity)
 
