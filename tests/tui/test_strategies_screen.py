@@ -175,7 +175,11 @@ def test_a_small_job_on_a_host_and_without_colour() -> None:
     text = asyncio.run(small())
     assert text.isascii()
     assert "MiB" in text
-    assert "fsdp-full" in text.splitlines()[3]
+    lines = text.splitlines()
+    assert "fsdp-full" in lines[3]
+    # What other processes hold on a host is nobody's plan: expected and measured bars are equally long.
+    expected, measured = (sum(cell.isalpha() for cell in line[29:51]) for line in lines[3:5])
+    assert abs(expected - measured) <= 1
 
 
 def test_a_model_of_no_known_architecture_is_projected_per_token_and_says_what_it_cannot() -> None:

@@ -14,6 +14,7 @@ from ranktop.tui.session.whatif import Changes, WhatIf
 from ranktop.tui.view.bar import LETTERS, cells, half_blocks, letters
 from ranktop.tui.view.header import header
 from ranktop.tui.view.options import MOMENT_WORDS, Options
+from ranktop.tui.view.scale import PROCESS
 from ranktop.tui.view.status import SHORT
 from ranktop.tui.view.text import (
     GIB,
@@ -225,7 +226,7 @@ def _bar(
 ) -> Line:
     if width <= 0:
         return ()
-    up, low = cells(upper, scale.bytes, width), cells(lower, scale.bytes, width)
+    up, low = (cells(amounts, scale.bytes, width, PROCESS) for amounts in (upper, lower))
     return letters(up, low, False, options.glyphs) if options.letters else half_blocks(up, low, False)
 
 
