@@ -38,7 +38,9 @@ def at(job: Job, moment: str, gradients: int) -> Amount:
         found += parts(("first broadcast of the parameters", size))
     if _sharded(job):
         found += _sharded_at(job, moment, gradients)
-    return amount(found, _RULES.get(job.plan.strategy, "module buffers"))
+    # What loading and saving move is read from the source, never measured here.
+    within = None if moment in ("load", "checkpoint_save") else job.buffers_within
+    return amount(found, _RULES.get(job.plan.strategy, "module buffers"), within)
 
 
 def _sharded_at(job: Job, moment: str, gradients: int) -> tuple[Part, ...]:
@@ -54,7 +56,12 @@ def _sharded_at(job: Job, moment: str, gradients: int) -> tuple[Part, ...]:
     return ()
 
 
-_RULES = {"ddp": "DDP: buckets for every gradient", "zero-redundancy": "DDP: buckets for every gradient"}
+_RULES = {
+    "ddp": "DDP: buckets for every gradient",
+    "zero-redundancy": "DDP: buckets for every gradient",
+    "fsdp1": "FSDP1: units gathered by then",
+    "fsdp2": "FSDP2: units gathered by then",
+}
 
 
 def _fsdp(job: Job) -> Step:

@@ -133,10 +133,16 @@ def stages(alive: Activations, every: int, last: int, lefts: Iterable[int] = ())
             (f"{left - 1} blocks not yet reached", alive.blocks * (left - 1) // of),
             ("outside of the blocks", outside(alive)),
             ("inputs", alive.inputs),
-            ("low-precision copies of the weights (autocast)", alive.casts * left // of),
         )
+        before, all_made = 0, max(made for _, made in points)
         for held, made in points:
-            inside = parts(("this block's activations and their gradients", held))
+            # A weight's copy goes with the operation that used it, after its gradient has been made.
+            own = alive.casts // of * (all_made - before) // max(1, all_made)
+            before = made
+            inside = parts(
+                ("low-precision copies of the weights (autocast)", alive.casts * (left - 1) // of + own),
+                ("this block's activations and their gradients", held),
+            )
             found.append(Stage(left, of, made, common + inside))
     return found
 

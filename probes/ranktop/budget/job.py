@@ -110,4 +110,6 @@ class Job:
     @property
     def buffers_within(self) -> float | None:
         """Relative error of the buffers at a peak, as the tests measured it."""
-        return 0.05 if self.plan.fsdp is not None else 0.0
+        if self.plan.strategy == "dp":
+            return 0.1  # read from the source, not measured
+        return 0.02 if self.plan.fsdp is not None else 0.0
