@@ -24,6 +24,9 @@ SLICE: Final = 0.025
 """Seconds of search between two looks at the keys."""
 
 
+PAUSE: Final = 0.001
+
+
 class FitScreen(LiveScreen):
     """Searches for the run that was asked for when the screen was opened; rows appear as they are found."""
 
@@ -51,7 +54,11 @@ class FitScreen(LiveScreen):
         """Begin to search."""
         self._begin()
         super().on_mount()
-        self.call_later(self._slice)
+        self._soon()
+
+    def _soon(self) -> None:
+        # By a timer: callbacks that follow each other at once would leave the loop no turn to read keys.
+        self.set_timer(PAUSE, self._slice)
 
     def _begin(self) -> None:
         run = self.asked
@@ -82,7 +89,7 @@ class FitScreen(LiveScreen):
         if self._search.done:
             self.hurry()
         else:
-            self.call_later(self._slice)
+            self._soon()
 
     def _stop(self, reason: str) -> None:
         self.reason = reason

@@ -104,14 +104,13 @@ def _page(lines: Sequence[Line], footer: Line, options: Options, width: int, hei
 
 def _title(state: State, options: Options, width: int) -> Line:
     found = state.found
-    words = []
-    if found is not None:
-        words.append(f"{found.global_batch} samples a step")
-        words.append(f"{human(state.capacity)} per device")
-        tried = f"{found.tried} plans, {found.layouts} layouts"
-        words.append(tried if state.done else f"{tried}, searching{options.glyphs.ellipsis}")
-    text = f" {options.glyphs.dot} ".join(words)
-    return pad([(" what fits ", "head accent"), (f" {text}", "head")], width, "head")
+    title: list[Span] = [(" what fits ", "head accent")]
+    if found is None:
+        return pad(title, width, "head")
+    text = f"{found.global_batch} samples a step {options.glyphs.dot} {human(state.capacity)} per device"
+    tried = f"{found.tried} plans in {found.layouts} layouts"
+    right = f" {tried} " if state.done else f" searching{options.glyphs.ellipsis} {found.tried} plans "
+    return beside([*title, (f" {text}", "head")], [(right, "head")] if len(right) < width else [], width, "head")
 
 
 def _now(found: Fit, width: int) -> Line:
