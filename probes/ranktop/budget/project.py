@@ -95,6 +95,8 @@ def rank_budget(run: Run, plan: Plan) -> Budget:
     found = expected(inventory(run, plan), plan, activations, runtime=run.runtime or runtime(plan))
     if activations is None:
         found = _unknown(found, "activations", reason)
+        if plan.zero is None:
+            found = _with_all_gradients(found)
     gathers = plan.fsdp is not None or (plan.zero is not None and plan.zero.stage == 3)
     if gathers and not run.model.family and run.inventory is None:
         found = _unknown(found, "buffers", "what is gathered at once follows from the layers, which are not known")
@@ -160,6 +162,14 @@ def _closed(model: Model, plan: Plan) -> Activations:
             _known.clear()
         found = _known[key] = (model, activations(model, plan))
     return found[1]
+
+
+def _with_all_gradients(budget: Budget) -> Budget:
+    """Count all gradients inside backward: without activations nobody knows at which of them it is highest."""
+    inside, end = budget.at("backward"), budget.at("backward_end")
+    if not inside or not end or (inside["gradients"].bytes or 0) >= (end["gradients"].bytes or 0):
+        return budget
+    return replace(budget, moments={**budget.moments, "backward": {**inside, "gradients": end["gradients"]}})
 
 
 def _unknown(budget: Budget, category: str, reason: str) -> Budget:

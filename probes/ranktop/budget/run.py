@@ -23,6 +23,11 @@ PRECISIONS: Final = ("fp32", "amp-fp16", "amp-bf16", "bf16", "bf16-master", "fp1
 """``amp-*``: autocast over fp32 weights; ``*-master``: 16-bit weights with fp32 master copies."""
 
 
+WITHOUT_PEAK: Final = "backward"
+"""What is shown when the peak is unknown: inside backward parameters, gradients and optimizer state are all alive, as
+the papers count them (ZeRO, arXiv:1910.02054, table 1)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A training run as its user describes it; None = not said, the strategy decides."""
@@ -122,8 +127,8 @@ class Projection:
         return sum(one.sent for one in self.collectives)
 
     def amounts(self) -> dict[str, Amount]:
-        """Return the worst rank's amounts at its peak moment, or before the optimizer's step when it is unknown."""
+        """Return the worst rank's amounts at its peak moment, or at ``WITHOUT_PEAK`` when that is unknown."""
         rank = self.rank
         if rank is None:
             return {}
-        return rank.budget.at(rank.budget.peak() or "backward_end")
+        return rank.budget.at(rank.budget.peak() or WITHOUT_PEAK)

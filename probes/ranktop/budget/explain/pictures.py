@@ -8,7 +8,7 @@ from typing import Final
 from ranktop.budget.explain.explanation import MOST_RANKS, SHOWN, Moment, Rank, Share
 from ranktop.budget.explain.whole import Whole
 from ranktop.budget.plan import Layout, Plan
-from ranktop.budget.run import Projection, RankBudget
+from ranktop.budget.run import WITHOUT_PEAK, Projection, RankBudget
 from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, Budget, Part
 
 STEP: Final = tuple(moment for moment in ALL_MOMENTS if moment not in ("load", "checkpoint_save"))
@@ -146,7 +146,7 @@ def _merged(projection: Projection, indices: list[int]) -> RankBudget:
 
 
 def _held(rank: RankBudget) -> tuple[object, ...]:
-    at = rank.budget.at(rank.budget.peak() or "backward_end")
+    at = rank.budget.at(rank.budget.peak() or WITHOUT_PEAK)
     return rank.stage, tuple(at[name].bytes if name in at else None for name in BUDGETED)
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from ranktop.budget.model import BadInput, NoRule
 from ranktop.budget.project import project
-from ranktop.budget.run import Projection, Run
+from ranktop.budget.run import WITHOUT_PEAK, Projection, Run
 from ranktop.budget.strategies import plan_of
 from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, Amount
 from ranktop.tui.planning.request import Request
@@ -25,7 +25,7 @@ class Row:
     """The run with this strategy's accumulation and micro-batch."""
     projection: Projection
     moment: str | None
-    """Moment of the amounts: the peak, or where the known parts are largest when a part is not known."""
+    """Moment of the amounts: the peak, or inside backward when nobody knows where that is."""
     amounts: dict[str, Amount]
     """Category -> amount, of the worst rank at that moment."""
     total: int | None
@@ -40,8 +40,10 @@ class Row:
 
     @property
     def at_least(self) -> int:
-        """Bytes of the parts that are known at that moment."""
-        return sum(amount.bytes or 0 for amount in self.amounts.values())
+        """The most of what is known at any moment of the step, in bytes: so much is needed at least."""
+        rank = self.projection.rank
+        tables = [rank.budget.at(moment) for moment in STEP] if rank is not None else []
+        return max((sum(amount.bytes or 0 for amount in table.values()) for table in tables), default=0)
 
     def unknown(self) -> dict[str, str]:
         """Return why what is not known is so: category -> reason, over every moment of the step."""
@@ -149,9 +151,6 @@ def _shown(projection: Projection) -> tuple[str | None, dict[str, Amount]]:
     rank = projection.rank
     if rank is None:
         return None, {}
-    moment = rank.budget.peak()
-    if moment is None:
-        known = {m: sum(a.bytes or 0 for a in rank.budget.at(m).values()) for m in STEP}
-        moment = max(known, key=lambda m: known[m])
+    moment = rank.budget.peak() or WITHOUT_PEAK
     at = rank.budget.at(moment)
     return moment, {name: at.get(name, Amount(None, "not budgeted")) for name in BUDGETED}

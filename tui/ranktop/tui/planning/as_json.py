@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ranktop.budget.collective import KINDS, Collective
 from ranktop.budget.model import Model
-from ranktop.budget.run import Projection, RankBudget
+from ranktop.budget.run import WITHOUT_PEAK, Projection, RankBudget
 from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, Amount
 from ranktop.tui.planning import bands
 from ranktop.tui.planning.answer import Answer, Row
@@ -146,7 +146,7 @@ def rank_json(rank: RankBudget) -> dict[str, Any]:
     return {
         "ranks": list(rank.ranks),
         "stage": rank.stage,
-        "bytes": bytes_json(rank.budget.at(peak or "backward_end")),
+        "bytes": bytes_json(rank.budget.at(peak or WITHOUT_PEAK)),
         "host_bytes": rank.budget.host.bytes,
         "nvme_bytes": rank.budget.nvme.bytes,
         "peak_moment": peak,

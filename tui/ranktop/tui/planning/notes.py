@@ -86,7 +86,9 @@ def device_line(request: Request) -> str:
 def legend(answer: Answer, wide: bool) -> str:
     """Return how to read the table."""
     unit = answer.unit.name
-    text = f"In {unit} on the worst rank at its peak. comm: sent by one GPU per step; batch: largest that fits"
+    unknown = any(row.total is None and not row.projection.refused for row in answer.rows)
+    peak = "at its peak (≥: inside backward, and the most that is known)" if unknown else "at its peak"
+    text = f"In {unit} on the worst rank {peak}. comm: sent by one GPU per step; batch: largest that fits"
     return f"{text}; ±: error of the total, ? beside what is guessed." if wide else f"{text}."
 
 
