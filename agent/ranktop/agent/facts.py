@@ -111,12 +111,20 @@ def _first_parameter(module: nn.Module) -> torch.Tensor | None:
 
 
 def unsharded_at(table: StepTable | None) -> tuple[str, ...]:
-    """Return the moments of a step at which there were other gradients than it ended with."""
+    """Return the moments of a step at which there were other gradients than it ended with.
+
+    Such are whole gradients that wait to be reduced and sharded, or that lie beside DDP's buckets (``no_sync``).
+    """
     last = table.moments.get("backward_end") if table is not None else None
     if table is None or last is None or not last.resident.gradients:
         return ()
-    final = last.resident.gradients
-    return tuple(m for m in MOMENTS if m in table.moments and table.moments[m].resident.gradients not in (0, final))
+    final = last.resident
+    held = {moment: table.moments[moment].resident for moment in MOMENTS if moment in table.moments}
+    return tuple(
+        moment
+        for moment, now in held.items()
+        if now.gradients and (now.gradients != final.gradients or (now.buffers or 0) > (final.buffers or 0))
+    )
 
 
 def when_backward_ends(call: Callable[[], None]) -> None:

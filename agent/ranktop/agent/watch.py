@@ -176,7 +176,7 @@ class Watch:
         recorder.forward_end(grad)
         if grad and (recorder.reading or recorder.count < 3):
             found = differentiable(output)
-            self._outputs = output_sizes(found)
+            self._outputs = output_sizes(found, output)
             if recorder.reading and self._one_device and not backward_is_compiled():
                 for tensor in found:
                     tensor.register_hook(self._grad_ready)

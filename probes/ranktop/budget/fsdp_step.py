@@ -74,7 +74,8 @@ class Step:
 
     def between(self) -> tuple[Part, ...]:
         """Return what stays between forward and backward."""
-        return parts(*self.resting(self.units.blocks))
+        root, *others = self.resting(self.units.blocks)
+        return parts(*others) if self.options.root_resharded else parts(root, *others)
 
     def gradients(self, reduced: int) -> int:
         """Return the bytes of the gradients that this rank keeps when ``reduced`` units are through."""

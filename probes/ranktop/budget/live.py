@@ -8,11 +8,13 @@ from typing import Final
 from ranktop.budget.activations.saved import Activations
 from ranktop.budget.expected import expected
 from ranktop.budget.inventory import Inventory
+from ranktop.budget.live_gathered import gathered
 from ranktop.budget.model import BadInput, Model, NoRule
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import DTYPE_BYTES, Amount, Budget, Part
 
 NOT_RECOGNISED: Final = "the shapes of its parameters are those of no architecture that is known here"
+ROUNDING: Final = "rounding to the allocator's blocks"
 NO_BATCH: Final = "the micro-batch has not been seen"
 
 
@@ -39,6 +41,8 @@ def understand(inventory: Inventory, plan: Plan, name: str = "") -> Live:
     if model is None:
         return Live(None, None, NOT_RECOGNISED)
     model = replace(model, name=name or model.name, dropout=seen.dropout if seen is not None else 0.0)
+    if seen is not None and seen.cache_bytes:
+        model = replace(model, options={**model.options, "use_cache": True})
     if plan.batch.micro_batch is None or plan.batch.sequence_length is None:
         return Live(model, None, NO_BATCH)
     try:
@@ -59,54 +63,66 @@ def live_budget(
     """
     found = understand(inventory, plan, name)
     budget = expected(inventory, plan, found.activations, first_step=first_step, runtime=runtime)
-    moments = {
-        moment: as_measured(_as_read(moment, table, inventory, plan, found)) for moment, table in budget.moments.items()
-    }
+    moments = {}
+    for moment, table in budget.moments.items():
+        activations = _as_read(moment, table["activations"], plan, found)
+        parts, slack = gathered(moment, inventory, plan, first_step)
+        if activations.bytes is not None:
+            activations = _more(replace(activations, slack=activations.slack + slack), *parts)
+        moments[moment] = as_measured({**table, "activations": activations})
     return replace(budget, moments=moments)
 
 
-def _as_read(moment: str, table: dict[str, Amount], inventory: Inventory, plan: Plan, found: Live) -> dict[str, Amount]:
-    """Say why activations are unknown, and put the loss where the script computes it."""
-    activations = table["activations"]
+def _as_read(moment: str, activations: Amount, plan: Plan, found: Live) -> Amount:
+    """Say why activations are unknown, and put outputs and loss where the script has them."""
     if activations.bytes is None:
-        return {**table, "activations": replace(activations, rule=found.reason or activations.rule)}
+        return replace(activations, rule=found.reason or activations.rule)
+    if plan.host:
+        # malloc has no blocks of 512 bytes.
+        activations = _without(activations, ROUNDING)
     seen, alive = plan.forward, found.activations
     if seen is None or alive is None or seen.output_bytes is None:
-        return table
-    if seen.loss_inside is False and alive.logits:
-        # The root returned logits: the loss keeps its own copy only later, and has dropped it again when the
-        # gradient of the logits is there.
-        outputs = Part("logits, held by the script", seen.output_bytes, False)
-        if moment == "forward_end":
-            activations = _instead(activations, alive.logits, (outputs,))
-        elif moment == "backward_start":
-            gradient = Part("gradient of the logits", seen.output_bytes, False)
-            activations = _instead(activations, alive.logits, (outputs, gradient))
-    if moment not in ("load", "checkpoint_save"):
-        activations = replace(activations, slack=activations.slack + seen.output_bytes)
+        return activations
+    if moment in ("forward_end", "backward_start"):
+        activations = _with_outputs(moment, activations, plan, seen.output_bytes, alive)
     if moment == "forward_end":
-        activations = replace(activations, slack=activations.slack + _last_gathered(inventory, plan))
-    return {**table, "activations": activations}
+        activations = _more(activations, Part("copies of weights in autocast's cache", alive.cached, False))
+    if moment not in ("load", "checkpoint_save"):
+        activations = replace(activations, slack=activations.slack + seen.output_bytes + seen.cache_bytes)
+    return activations
 
 
-def _last_gathered(inventory: Inventory, plan: Plan) -> int:
-    """Return the bytes of the last unit's all-gather output under FSDP2.
+def _with_outputs(moment: str, amount: Amount, plan: Plan, outputs: int, alive: Activations) -> Amount:
+    """Put the root's outputs and the loss where the script computes it.
 
-    FSDP2 drops it in its own hook behind the root's forward, and whether the reading comes before that depends on
-    which hook was there first (torch/distributed/fsdp/_fully_shard/_fsdp_state.py ``_post_forward``).
+    A root that returns logits: the loss keeps its own copy only later, and has dropped it again when the gradient of
+    the logits is there. One that returns logits and loss: the script holds both. transformers' are in the rule.
     """
-    if plan.fsdp is None or plan.fsdp.version != 2 or plan.layout.shard <= 1:
-        return 0
-    units = inventory.units()
-    last = units[max(units)] if units else []
-    item = DTYPE_BYTES[plan.precision.compute] if plan.precision.compute else None
-    return sum(kind.numel * (item or kind.itemsize) for kind in last)
+    seen = plan.forward
+    if seen is not None and seen.loss_inside is False and alive.logits:
+        low = plan.precision.autocast
+        # The head keeps its input by itself where autocast casts it.
+        cast = alive.boundary * DTYPE_BYTES[low] // DTYPE_BYTES[plan.precision.parameters] if low else 0
+        amount = _more(
+            _without(amount, "logits and loss"),
+            Part("head's input, cast", cast),
+            Part("logits, held by the script", outputs, False),
+        )
+        return _more(amount, Part("gradient of the logits", outputs if moment == "backward_start" else 0, False))
+    if seen is not None and seen.loss_inside and plan.loss != "hf":
+        return _more(amount, Part("outputs beside the loss, held by the script", outputs, False))
+    return amount
 
 
-def _instead(amount: Amount, less: int, more: tuple[Part, ...]) -> Amount:
-    kept = tuple(part for part in amount.parts if part.name != "logits and loss")
-    size = (amount.bytes or 0) - less + sum(part.bytes for part in more)
-    return replace(amount, bytes=size, parts=(*kept, *more))
+def _more(amount: Amount, *parts: Part) -> Amount:
+    found = tuple(part for part in parts if part.bytes)
+    return replace(amount, bytes=(amount.bytes or 0) + _size(found), parts=(*amount.parts, *found))
+
+
+def _without(amount: Amount, name: str) -> Amount:
+    gone = tuple(part for part in amount.parts if part.name == name)
+    parts = tuple(part for part in amount.parts if part.name != name)
+    return replace(amount, bytes=(amount.bytes or 0) - _size(gone), parts=parts)
 
 
 def as_measured(table: dict[str, Amount]) -> dict[str, Amount]:
@@ -115,15 +131,15 @@ def as_measured(table: dict[str, Amount]) -> dict[str, Amount]:
     Gathered parameters and reduce buffers come from the buffers; library workspaces, which the allocator counts, from
     the runtime: their size is a guess, so that it is a slack as well.
     """
-    buffers, gathered = _without_unseen(table["buffers"])
+    buffers, unseen = _without_unseen(table["buffers"])
     runtime, workspaces = _without_unseen(table["runtime"])
     activations = table["activations"]
-    size, extra = _size(gathered), _size(workspaces)
+    size, extra = _size(unseen), _size(workspaces)
     if activations.bytes is not None and (size or extra):
         activations = replace(
             activations,
             bytes=activations.bytes + size + extra,
-            parts=(*activations.parts, *gathered, *workspaces),
+            parts=(*activations.parts, *unseen, *workspaces),
             within=_together(activations, table["buffers"]) if size else activations.within,
             slack=activations.slack + extra,
         )

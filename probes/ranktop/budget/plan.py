@@ -61,6 +61,8 @@ class Fsdp:
     """Backward gathers the next unit before the current one has ended (BACKWARD_PRE; FSDP2's default)."""
     limit_all_gathers: bool = True
     """FSDP1: at most two units are gathered at once."""
+    root_resharded: bool = False
+    """FSDP2: the root, too, lets its parameters go after forward (``reshard_after_forward`` given for it)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +207,8 @@ class Forward:
     """Bytes of the outputs that get a gradient (logits): the script holds them as long as it likes."""
     loss_inside: bool | None = None
     """The outputs contain the loss, so that forward has computed it."""
+    cache_bytes: int = 0
+    """Bytes of a key/value cache among the outputs; it lives as long as the output object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

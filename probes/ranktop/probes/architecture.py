@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -18,8 +18,14 @@ _IMPLEMENTATIONS: Final = {"eager": "eager", "sdpa": "sdpa", "flash_attention_2"
 """transformers' ``_attn_implementation`` -> ``Plan.attention``."""
 
 
-Outputs = tuple[tuple[int, int], ...]
-"""(dimensions, bytes) of every output that gets a gradient."""
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What is kept of a forward's outputs instead of the tensors."""
+
+    sizes: tuple[tuple[int, int], ...] = ()
+    """(dimensions, bytes) of every output that gets a gradient."""
+    cache: int = 0
+    """Bytes of a key/value cache among them."""
 
 
 def with_architecture(plan: Plan, root: nn.Module, outputs: Outputs | None) -> Plan:
@@ -27,23 +33,36 @@ def with_architecture(plan: Plan, root: nn.Module, outputs: Outputs | None) -> P
 
     A loss among the outputs, and transformers' habit of upcasting in it, decide ``Plan.loss``.
     """
-    size = None if outputs is None else sum(size for _, size in outputs)
-    inside = None if outputs is None else any(dims == 0 for dims, _ in outputs)
+    size = None if outputs is None else sum(size for _, size in outputs.sizes)
+    inside = None if outputs is None else any(dims == 0 for dims, _ in outputs.sizes)
+    cache = 0 if outputs is None else outputs.cache
     try:
         config, heads, dropout = _config(root), heads_of(root), dropout_of(root)
     except Exception as error:  # a user's attribute may do anything
         notes = (*plan.notes, f"could not tell the architecture: {type(error).__name__}: {error}"[:200])
-        return replace(plan, forward=Forward(output_bytes=size, loss_inside=inside), notes=notes)
-    forward = Forward(heads=heads, dropout=dropout, output_bytes=size, loss_inside=inside)
+        return replace(plan, forward=Forward(output_bytes=size, loss_inside=inside, cache_bytes=cache), notes=notes)
+    forward = Forward(heads=heads, dropout=dropout, output_bytes=size, loss_inside=inside, cache_bytes=cache)
     attention = _IMPLEMENTATIONS.get(str(getattr(config, "_attn_implementation", "")), plan.attention)
     hugging_face = type(config).__module__.startswith("transformers.")
     loss = "hf" if hugging_face and inside else plan.loss
     return replace(plan, forward=forward, attention=attention, loss=loss)
 
 
-def output_sizes(outputs: Iterable[torch.Tensor]) -> Outputs:
-    """Return what is kept of outputs instead of the tensors."""
-    return tuple((tensor.dim(), tensor.numel() * tensor.element_size()) for tensor in outputs)
+def output_sizes(differentiable: Iterable[torch.Tensor], output: object = None) -> Outputs:
+    """Return what is kept of outputs instead of the tensors; ``output`` is what the root has returned."""
+    sizes = tuple((tensor.dim(), tensor.numel() * tensor.element_size()) for tensor in differentiable)
+    return Outputs(sizes, cache_bytes(output))
+
+
+def cache_bytes(output: object) -> int:
+    """Return the bytes of transformers' key/value cache in an output (``use_cache``), 0 without one."""
+    try:
+        cache = getattr(output, "past_key_values", None)
+        layers = getattr(cache, "layers", None) or ()
+        kept = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
+        return sum(t.numel() * t.element_size() for t in kept if isinstance(t, torch.Tensor))
+    except Exception:  # a user's output may do anything
+        return 0
 
 
 def heads_of(root: nn.Module) -> int | None:

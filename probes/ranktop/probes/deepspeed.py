@@ -43,7 +43,6 @@ STAGING: Final = (
     "param_buffer_of_bit16_for_cpu_offload_groups",
     "temp_grad_buffer_for_cpu_offload",
     "temp_grad_buffer_for_gpu_offload",
-    "inf_or_nan_tracker",
 )
 """Communication and copy buffers beside the reduction buckets."""
 

@@ -44,12 +44,19 @@ def detect(root: nn.Module, optimizers: Sequence[Any], device: torch.device, see
     if engine is not None:
         plan = _guarded(lambda: engines.plan(engine, seen), None, "the DeepSpeed engine", notes)
         if plan is not None:
-            return plan
+            return _with_structure(plan, root, notes)
     structure = _guarded(lambda: structure_of(root), Structure([root], [], []), "the model's structure", notes)
     each: list[Any] = _guarded(lambda: optimizer.distinct(optimizers), [], "the optimizers", notes)
     plan = _plan(structure, each, seen, notes)
     notes += _doubts(structure, device, plan)
     return replace(plan, host=is_host(device), notes=tuple(notes))
+
+
+def _with_structure(plan: Plan, root: nn.Module, notes: list[str]) -> Plan:
+    """Add to an engine's plan what only the modules tell."""
+    found = _guarded(lambda: checkpointing_of(structure_of(root)), None, "checkpointing", notes)
+    compiled = _guarded(lambda: is_compiled(structure_of(root)), False, "torch.compile", notes)
+    return replace(plan, checkpointing=found, compiled=compiled, notes=(*plan.notes, *notes))
 
 
 def _plan(structure: Structure, optimizers: list[Any], seen: Seen, notes: list[str]) -> Plan:
@@ -81,9 +88,14 @@ def _plan(structure: Structure, optimizers: list[Any], seen: Seen, notes: list[s
         checkpointing=_guarded(lambda: checkpointing_of(structure), None, "checkpointing", notes),
         compiled=_guarded(lambda: is_compiled(structure), False, "torch.compile", notes),
         gradients_at=seen.gradients_at or Plan().gradients_at,
-        unsharded_gradients_at=seen.unsharded_at if fsdp is not None and layout.shard > 1 else (),
+        unsharded_gradients_at=seen.unsharded_at if _may_wait(fsdp, ddp, layout) else (),
         groups=groups,
     )
+
+
+def _may_wait(fsdp: Fsdp | None, ddp: Ddp | None, layout: Layout) -> bool:
+    """Whether gradients that are not reduced yet lie elsewhere than reduced ones."""
+    return layout.shard > 1 if fsdp is not None else ddp is not None and ddp.gradient_as_bucket_view
 
 
 def _doubts(structure: Structure, device: torch.device, plan: Plan) -> list[str]:
@@ -162,17 +174,25 @@ def _fsdp2_options(states: list[tuple[Any, Any]]) -> Fsdp:
     inner = [group for state, group in states if not getattr(state, "_is_root", False)]
     groups = inner or [group for _, group in states]
     kept = sum(group.post_forward_mesh_info is None for group in groups)
-    auto = not inner and getattr(states[0][0], "_auto_reshard_after_forward", False)
+    auto = not inner and _by_itself(states[0][0])
     grad_op = kept * 2 > len(groups) and not auto
     mesh_info = groups[0].mesh_info
     hybrid = getattr(mesh_info, "replicate_mesh_size", 1) > 1
     smaller = getattr(groups[0].post_forward_mesh_info, "shard_mesh_size", None)
+    roots = [(state, group) for state, group in states if getattr(state, "_is_root", False)]
+    let_go = any(group.post_forward_mesh_info is not None and not _by_itself(state) for state, group in roots)
     return Fsdp(
         version=2,
         sharding=("hybrid-grad-op" if grad_op else "hybrid") if hybrid else "grad-op" if grad_op else "full",
         cpu_offload=bool(groups[0].fsdp_params and groups[0].fsdp_params[0].offload_to_cpu),
         reshard_after_forward=smaller if smaller != getattr(mesh_info, "shard_mesh_size", None) else None,
+        root_resharded=let_go,
     )
+
+
+def _by_itself(state: Any) -> bool:
+    """Whether FSDP2 decides whether a unit reshards after forward: it keeps the root's parameters then."""
+    return bool(getattr(state, "_auto_reshard_after_forward", False))
 
 
 def checkpointing_of(structure: Structure) -> str | None:

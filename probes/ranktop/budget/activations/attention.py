@@ -80,7 +80,9 @@ def written_out(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value
     scores = shape.batch * shape.heads * shape.sequence**2
     weights = matmul(tape, scale(tape, q), scale(tape, k), scores, inside=True)
     weights = dropout(tape, softmax(tape, weights), shape.attention_dropout)
-    return cast(tape, copy(tape, matmul(tape, weights, copy(tape, v), q.numel, inside=True)), own)
+    # Values that a cache has joined lie as the product reads them.
+    v = v if shape.cache else copy(tape, v)
+    return cast(tape, copy(tape, matmul(tape, weights, v, q.numel, inside=True)), own)
 
 
 def masked(tape: Tape, shape: Shape, q: Value, k: Value, v: Value) -> Value:

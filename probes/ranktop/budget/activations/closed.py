@@ -127,6 +127,7 @@ class _Rank:
             after=after,
             backward=points,
             block_forward=largest.forward + cached,
+            cached=cached,
         )
 
     def within(self) -> float:

@@ -59,6 +59,10 @@ class Activations:
     """Temporaries while the last block runs forward, on top of what blocks and embedding keep: a checkpointed block
     makes everything and frees most of it, autocast's cache holds all low-precision weights until forward has ended."""
 
+    cached: int = 0
+    """Part of ``block_forward`` and ``loss_forward``: copies of weights that autocast's cache holds beyond ``casts``,
+    until the script leaves autocast."""
+
     @property
     def saved(self) -> int:
         """Bytes alive for backward when forward has ended, all micro-batches in flight counted."""

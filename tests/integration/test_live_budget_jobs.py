@@ -1,0 +1,116 @@
+"""The budget of running jobs beside what their ranks held: every strategy, on two ranks, counted storage by storage."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from jobs import environment
+from live_budget_cases import CASES, Case, Report
+
+from ranktop.budget.terms import MOMENTS, STATES, Amount
+from ranktop.tui.session.expected import difference, expected
+from ranktop.wire.schema import Table
+
+pytestmark = pytest.mark.slow
+
+WORKER = Path(__file__).with_name("live_budget_worker.py")
+TOLERANCE = 0.01
+RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[list[Report]]:
+    """What each rank of one job says, which runs all cases."""
+    out = tmp_path_factory.mktemp("live")
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
+        *(str(WORKER), str(out)),
+    ]
+    done = subprocess.run(command, env=environment(out), capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [
+        msgspec.msgpack.decode((out / f"rank{rank}.msgpack").read_bytes(), type=list[Report]) for rank in range(RANKS)
+    ]
+
+
+def amounts(report: Report, table: Table) -> Iterator[tuple[str, str, int | None, Amount]]:
+    """Yield (moment, category, measured, expected) of a table; the process beside its tensors is not counted here."""
+    assert report.card is not None
+    budget = expected(report.card, table)
+    assert budget is not None
+    assert set(table.moments) == set(MOMENTS), report.name
+    for moment, memory in table.moments.items():
+        for category, amount in budget.at(moment).items():
+            if category != "runtime":
+                yield moment, category, getattr(memory, category), amount
+
+
+def tables(report: Report) -> list[Table]:
+    """Return the tables of the first step and of a later one."""
+    assert not report.errors, (report.name, report.errors)
+    assert report.first is not None
+    assert report.later is not None
+    assert report.first.first
+    assert not report.later.first
+    return [report.first, report.later]
+
+
+def every(reports: list[list[Report]]) -> list[tuple[Case, Report, Table]]:
+    """Return each case's reports and tables on every rank."""
+    assert [[report.name for report in rank] for rank in reports] == [[case.name for case in CASES]] * RANKS
+    return [
+        (case, report, table)
+        for rank in reports
+        for case, report in zip(CASES, rank, strict=True)
+        for table in tables(report)
+    ]
+
+
+def test_states_and_buffers_are_exact(reports: list[list[Report]]) -> None:
+    for case, report, table in every(reports):
+        for moment, category, measured, amount in amounts(report, table):
+            if category in (*STATES, "buffers"):
+                assert measured == amount.bytes, (case.name, table.first, moment, category, amount)
+
+
+def test_nothing_is_told_of_a_healthy_job(reports: list[list[Report]]) -> None:
+    for case, report, table in every(reports):
+        for moment, category, measured, amount in amounts(report, table):
+            assert difference(measured, amount) == 0, (case.name, table.first, moment, category, measured, amount)
+
+
+def habit(case: Case, report: Report, table: Table, moment: str) -> int:
+    """Bytes that the budget cannot know of: the script's outputs, held into the next forward or let go at once."""
+    assert report.card is not None
+    assert report.card.plan is not None
+    seen = report.card.plan.forward
+    assert seen is not None
+    outputs = (seen.output_bytes or 0) + seen.cache_bytes
+    if moment == "backward_start":
+        return 0 if case.held else -outputs
+    return outputs if case.held and not (table.first and case.accumulation == 1) else 0
+
+
+def test_activations_around_the_loss(reports: list[list[Report]], capsys: pytest.CaptureFixture[str]) -> None:
+    lines, errors = [], []
+    for case, report, table in every(reports):
+        for moment, category, measured, amount in amounts(report, table):
+            if category != "activations" or moment not in ("forward_end", "backward_start"):
+                continue
+            wanted = (amount.bytes or 0) + habit(case, report, table, moment)
+            assert measured is not None
+            errors.append(abs(measured - wanted) / wanted)
+            if not table.first:
+                lines.append(f"{case.name:36} {moment:14} {wanted:>9} {measured:>9} {errors[-1]:7.2%}")
+    with capsys.disabled():
+        print(f"\nActivations of {len(CASES)} jobs on {RANKS} ranks (gathered parameters included), bytes")
+        print(f"{'job':36} {'moment':14} {'expected':>9} {'measured':>9}   error")
+        print("\n".join(lines[: len(lines) // RANKS]))
+        print(f"median {statistics.median(errors):.2%}, worst {max(errors):.2%} of {len(errors)} readings")
+    assert max(errors) <= TOLERANCE
