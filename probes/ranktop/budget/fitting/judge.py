@@ -12,7 +12,7 @@ from ranktop.budget.fitting.cost import Cost, Speeds, Work
 from ranktop.budget.fitting.shapes import Shape, title
 from ranktop.budget.model import BadInput, NoRule
 from ranktop.budget.plan import Plan
-from ranktop.budget.project import collectives_of, inventory, places, rank_budget
+from ranktop.budget.project import collectives_of, inventory, rank_budget
 from ranktop.budget.run import Projection, RankBudget, Run
 from ranktop.budget.strategies import plan_of
 
@@ -207,18 +207,20 @@ def _ranks(run: Run, plan: Plan) -> Iterator[RankBudget]:
 
     ZeRO-1 and 2 reduce a rank's own part of the gradients bucket by bucket: there the last rank may need more.
     """
-    wanted = _worst_stages(plan)
-    first_alone = plan.zero is None or plan.zero.stage == 3
-    seen: set[int] = set()
-    for place, ranks in places(plan.layout, plan.strategy):
-        stage = place.pipeline_rank
-        if stage in wanted and not (first_alone and stage in seen):
-            seen.add(stage)
+    axes = plan.layout
+    inner = axes.tensor * axes.context
+    by_bucket = plan.zero is not None and plan.zero.stage in (1, 2)
+    members = sorted({0, axes.data - 1}) if by_bucket else [0]
+    for stage in _worst_stages(plan):
+        for member in members:
+            place = replace(axes, pipeline_rank=stage, shard_rank=member % axes.shard,
+                            replicate_rank=member // axes.shard)  # fmt: skip
             own = replace(plan, layout=place)
-            yield RankBudget(ranks=ranks, stage=stage, plan=own, budget=rank_budget(run, own))
+            rank = (stage * axes.data + member) * inner
+            yield RankBudget(ranks=(rank,), stage=stage, plan=own, budget=rank_budget(run, own))
 
 
-def _worst_stages(plan: Plan) -> set[int]:
+def _worst_stages(plan: Plan) -> list[int]:
     """Return the stages of which one needs the most.
 
     Under GPipe and 1F1B no stage between the second and the last has more layers or more micro-batches in flight than
@@ -226,8 +228,8 @@ def _worst_stages(plan: Plan) -> set[int]:
     """
     stages = range(plan.layout.pipeline)
     if plan.pipeline is None or plan.pipeline.schedule in ("gpipe", "1f1b"):
-        return {0, *stages[1:2], stages[-1]}
-    return set(stages)
+        return sorted({0, *stages[1:2], stages[-1]})
+    return list(stages)
 
 
 def _stages(plan: Plan) -> Iterator[Plan]:

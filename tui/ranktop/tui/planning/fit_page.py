@@ -185,7 +185,7 @@ def helps(found: Fit) -> Iterator[str]:
     if found.shorter is not None:
         yield f"shorter samples: {one.title} fits with {found.shorter} tokens"
     if len(found.suggestions) == 0 and found.more_ranks is None and found.shorter is None:
-        yield "neither more GPUs nor shorter samples nor a smaller optimizer would do: the model is too large"
+        yield "neither more GPUs nor shorter samples nor a smaller optimizer makes these strategies fit"
     for each in found.suggestions:
         what = each.candidate
         yield (

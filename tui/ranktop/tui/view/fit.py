@@ -21,7 +21,7 @@ LINES_HINTS: Final = (("↑↓", "scroll"), ("tab", "next form"), ("esc", "plans
 HELP: Final = (
     "A row is the cheapest plan of one strategy that fits, for the same number of samples per step. batch: "
     "micro-batch × forwards per step; then the bytes of the rank that needs the most, at its peak; left: beside it on "
-    "the device, ! less than the budget may be off.",
+    "the device, ! less than the budget may be off. A dot or star marks what runs now.",
     "sent: bytes that the busiest GPU sends per step. The rest are seconds per step, at least, nothing overlapped: "
     "copy: to and from the host, and its optimizer's step; again: forward computed again; wait: idle in a pipeline; "
     "lost: all of it with sending. The line above the keys says at which speeds.",

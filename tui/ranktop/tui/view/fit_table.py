@@ -98,8 +98,9 @@ def row(one: Candidate, selected: bool, shown: list[Column], look: Look) -> Line
     """Return one plan's line, with a bar of its memory where there is room."""
     options = look.options
     mark = options.glyphs.select if selected else " "
-    style = "text" if one.changes else "bold"
-    spans: list[Span] = [(f" {mark} ", "cursor"), (fit(one.title, NAME_CELLS, "<", options.glyphs.ellipsis), style)]
+    own = " " if one.changes else options.glyphs.live
+    name = fit(one.title, NAME_CELLS, "<", options.glyphs.ellipsis)
+    spans: list[Span] = [(f" {mark}", "cursor"), (own, "accent"), (name, "text" if one.changes else "bold")]
     bar = _bar_cells(shown, look)
     if bar:
         amounts = {name: amount.bytes for name, amount in one.projection.amounts().items()}
