@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final
 
@@ -77,6 +77,7 @@ def request(flags: Flags) -> Request:
     )
     check(run)
     _check_sequence(run)
+    run, length = _usual_length(run)
     if flags.trace is not None:
         from ranktop.tui.planning.tracing import traced
 
@@ -92,7 +93,7 @@ def request(flags: Flags) -> Request:
         accumulation_given=numbers["grad_accum"] is not None or "--grad-accum" in config.values,
         own=config.own,
         notes=config.notes,
-        assumed=(*assumed, *told, *device.assumed),
+        assumed=(*assumed, *told, *length, *device.assumed),
     )
 
 
@@ -202,6 +203,17 @@ def _check_sequence(run: Run) -> None:
             f"--seq-len {run.sequence_length}: {model.name} has learned positions for {model.positions} tokens at most"
         )
 
+
+def _usual_length(run: Run) -> tuple[Run, tuple[str, ...]]:
+    """Return the run with a sequence length that people train with, where nobody said one and the model allows more."""
+    longest = run.model.positions
+    if run.sequence_length or longest <= USUAL:
+        return run, ()
+    return replace(run, sequence_length=USUAL), (f"{USUAL} tokens per sample (--seq-len); the model takes {longest}",)
+
+
+USUAL: Final = 8192
+"""Tokens per sample that are taken for models made for more."""
 
 LEARNED: Final = ("gpt", "gpt2", "bert", "vit")
 """Families whose positions are a table of parameters."""
