@@ -63,13 +63,21 @@ def communicators(plan: Plan) -> tuple[str, ...]:
     return tuple(name for name, size in sizes if size > 1) or ("world",)
 
 
+def _workspaces(plan: Plan) -> int:
+    if plan.stack == "megatron":
+        from ranktop.budget.megatron import workspaces
+
+        return workspaces(9).bytes or 0
+    return CUBLAS_WORKSPACE + CUBLASLT_WORKSPACE
+
+
 def runtime(plan: Plan) -> Amount:
     """Return what the process of one rank takes on its GPU outside of its tensors; a guess, never measured here."""
     if plan.host:
         return Amount(None, "a CPU job: what the interpreter and its libraries take is not known before it runs")
     parts = [
         Part("CUDA context and kernels (outside of the allocator)", CONTEXT),
-        Part("cuBLAS workspaces (in the allocator)", CUBLAS_WORKSPACE + CUBLASLT_WORKSPACE, seen=False),
+        Part("cuBLAS workspaces (in the allocator)", _workspaces(plan), seen=False),
     ]
     if plan.strategy == "dp" and plan.layout.replicate > 1:
         parts.append(Part("NCCL of DataParallel (outside of the allocator)", nccl()))

@@ -12,6 +12,7 @@ _DTYPES: Final = {
 }  # fmt: skip
 _STRATEGIES: Final = {
     "single": "one device", "dp": "DataParallel", "ddp": "DDP", "tp": "TP", "pp": "PP",
+    "ps": "parameter server", "3d": "3D parallel",
     "zero-redundancy": "DDP + ZeroRedundancyOptimizer",
 }  # fmt: skip
 _SHARDING: Final = {
