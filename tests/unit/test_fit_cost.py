@@ -63,6 +63,9 @@ def test_a_pipeline_waits_for_its_other_stages() -> None:
     twice = replace(plan, pipeline=Pipeline(schedule="interleaved", micro_batches=12, virtual=2))
     assert cost.waiting(twice, per_token, 12, AT) == pytest.approx(computing * 3 / 24)
     assert cost.waiting(replace(plan, pipeline=None), per_token, 12, AT) == 0
+    # Ten layers on four stages: two of them have three, which takes 3/2.5 of the time.
+    uneven = cost.waiting(plan, replace(per_token, layers=10), 12, AT)
+    assert uneven == pytest.approx(computing * (1.25 * 1.2 - 1))
 
 
 def test_offloading_copies_and_steps_on_the_cpu() -> None:

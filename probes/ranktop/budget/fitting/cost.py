@@ -103,6 +103,8 @@ class Work:
     blocks: float
     whole: float
     """With the output head."""
+    layers: int = 0
+    """Blocks, over which pipelines share it out."""
 
 
 def work(model: Model, tokens: int) -> Work:
@@ -130,7 +132,7 @@ def work(model: Model, tokens: int) -> Work:
         head += model.vocab * model.hidden
     width = model.heads * (model.head_dim or model.hidden // max(1, model.heads))
     attention = 2.0 * tokens * width * model.layers
-    return Work(2 * blocks + attention, 2 * (blocks + head) + attention)
+    return Work(2 * blocks + attention, 2 * (blocks + head) + attention, model.layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +212,8 @@ def recomputing(plan: Plan, per_token: Work, samples: int, at: Speeds) -> float:
 def waiting(plan: Plan, per_token: Work, samples: int, at: Speeds) -> float:
     """Return the seconds that a stage is idle: (p - 1)/(m v) of its work, a third of it under zero-bubble schedules.
 
-    Sources: arXiv:2104.04473, section 2.2; arXiv:2401.10241.
+    Where some stages have a layer more, the others wait for that too. Sources: arXiv:2104.04473, section 2.2;
+    arXiv:2401.10241.
     """
     pipeline = plan.pipeline
     if pipeline is None:
@@ -218,6 +221,9 @@ def waiting(plan: Plan, per_token: Work, samples: int, at: Speeds) -> float:
     idle = (plan.layout.pipeline - 1) / (pipeline.micro_batches * pipeline.virtual)
     if pipeline.schedule in _ZERO_BUBBLE:
         idle /= 3
+    chunks = plan.layout.pipeline * pipeline.virtual
+    longest = -(-per_token.layers // chunks) * chunks / per_token.layers if per_token.layers else 1.0
+    idle = (1 + idle) * longest - 1
     repeated = {"full": per_token.blocks, "selective": SELECTIVE * per_token.blocks}.get(plan.checkpointing or "", 0.0)
     return idle * (3 * per_token.whole + repeated) * _tokens(plan, samples) / at.flops
 

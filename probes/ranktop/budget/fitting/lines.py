@@ -47,6 +47,9 @@ def beside(one: Candidate, kind: str) -> list[str]:
         told.append(f"pipeline: deepspeed.pipe.PipelineModule(..., num_stages={axes.pipeline}) in the script")
     if kind == "accelerate":
         told.append(f"micro-batches of {batch.micro_batch} in the script")
+    if kind == "megatron" and one.run.model.layers % (axes.pipeline * one.run.virtual):
+        layers = f"{one.run.model.layers} layers do not divide evenly"
+        told.append(f"{layers}: --pipeline-model-parallel-layout says which stages have one more")
     told += _checkpointing(plan, kind)
     return told
 

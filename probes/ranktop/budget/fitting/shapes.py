@@ -13,6 +13,9 @@ from ranktop.budget.run import STRATEGIES, Run
 
 MOST_STAGES: Final = 64
 
+LEAST_UNEVEN: Final = 4
+"""Layers of a stage from which it may be that others have one more."""
+
 _WITH_TENSOR: Final = ("zero1", "zero3", "fsdp-full")
 """Strategies that are looked at with tensor parallel beside them: DeepSpeed's AutoTP, FSDP2 on a mesh of two axes."""
 
@@ -122,9 +125,17 @@ def _tensors(run: Run) -> tuple[int | None, ...]:
 
 
 def _pipelines(run: Run, tensor: int) -> tuple[int | None, ...]:
-    """Return numbers of stages of equal layers; (None,) when the run says it."""
+    """Return numbers of stages of equal layers, and those by which a rest of less than a quarter is left.
+
+    (None,) when the run says it.
+    """
     if run.pipeline is not None:
         return (None,)
     left = run.world_size // max(1, tensor * run.context)
-    most = min(left, run.model.layers // run.virtual, MOST_STAGES)
-    return tuple(n for n in range(2, most + 1) if left % n == 0 and run.model.layers % (n * run.virtual) == 0)
+    layers = run.model.layers
+    most = min(left, layers // run.virtual, MOST_STAGES)
+    return tuple(n for n in range(2, most + 1) if left % n == 0 and _splits(layers, n * run.virtual))
+
+
+def _splits(layers: int, chunks: int) -> bool:
+    return layers % chunks == 0 or layers // chunks >= LEAST_UNEVEN
