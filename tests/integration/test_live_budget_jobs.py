@@ -13,7 +13,12 @@ import pytest
 from jobs import environment
 from live_budget_cases import CASES, Case, Report
 
+from ranktop.budget.live import understand
+from ranktop.budget.naming import own_strategy
+from ranktop.budget.project import rank_budget
+from ranktop.budget.strategies import plan_of
 from ranktop.budget.terms import MOMENTS, STATES, Amount
+from ranktop.budget.whatif import Job, as_run, ratio
 from ranktop.tui.session.expected import difference, expected
 from ranktop.wire.schema import Table
 
@@ -61,9 +66,9 @@ def tables(report: Report) -> list[Table]:
     return [report.first, report.later]
 
 
-def every(reports: list[list[Report]]) -> list[tuple[Case, Report, Table]]:
+def every(reports: list[list[Report]], ranks: int = RANKS) -> list[tuple[Case, Report, Table]]:
     """Return each case's reports and tables on every rank."""
-    assert [[report.name for report in rank] for rank in reports] == [[case.name for case in CASES]] * RANKS
+    assert [[report.name for report in rank] for rank in reports] == [[case.name for case in CASES]] * ranks
     return [
         (case, report, table)
         for rank in reports
@@ -85,16 +90,21 @@ def test_nothing_is_told_of_a_healthy_job(reports: list[list[Report]]) -> None:
             assert difference(measured, amount) == 0, (case.name, table.first, moment, category, measured, amount)
 
 
-def habit(case: Case, report: Report, table: Table, moment: str) -> int:
-    """Bytes that the budget cannot know of: the script's outputs, held into the next forward or let go at once."""
-    assert report.card is not None
-    assert report.card.plan is not None
-    seen = report.card.plan.forward
-    assert seen is not None
-    outputs = (seen.output_bytes or 0) + seen.cache_bytes
-    if moment == "backward_start":
-        return 0 if case.held else -outputs
-    return outputs if case.held and not (table.first and case.accumulation == 1) else 0
+def test_a_jobs_own_row_among_the_strategies_holds_what_it_holds(reports: list[list[Report]]) -> None:
+    for case, report, table in every(reports[:1], ranks=1):
+        card = report.card
+        assert card is not None
+        assert card.plan is not None
+        assert card.inventory is not None
+        if table.first:
+            continue
+        job = Job(inventory=card.inventory, plan=card.plan, name=card.model, moments=table.moments)
+        run = as_run(job)
+        budget = rank_budget(run, plan_of(run, own_strategy(card.plan)))
+        for moment, memory in table.moments.items():
+            for category in STATES:
+                assert getattr(memory, category) == budget.at(moment)[category].bytes, (case.name, moment, category)
+        assert ratio(job, understand(card.inventory, card.plan, card.model)) == 1.0, case.name
 
 
 def test_activations_around_the_loss(reports: list[list[Report]], capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +113,8 @@ def test_activations_around_the_loss(reports: list[list[Report]], capsys: pytest
         for moment, category, measured, amount in amounts(report, table):
             if category != "activations" or moment not in ("forward_end", "backward_start"):
                 continue
-            wanted = (amount.bytes or 0) + habit(case, report, table, moment)
+            wanted = amount.bytes
+            assert wanted
             assert measured is not None
             errors.append(abs(measured - wanted) / wanted)
             if not table.first:

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -42,7 +43,7 @@ from ranktop.agent.say import say
 from ranktop.agent.skim import Skim
 from ranktop.budget.terms import MOMENTS
 from ranktop.probes.allocator import HostAllocator, open_allocator
-from ranktop.probes.architecture import Outputs, output_sizes, with_architecture
+from ranktop.probes.architecture import Holding, Outputs, output_sizes, with_architecture
 from ranktop.probes.model import ModelProbe
 from ranktop.probes.reading import AllocatorProbe, MomentReading, Resident
 from ranktop.probes.steps import StepRecorder
@@ -93,6 +94,9 @@ class Watch:
         self._batch: tuple[int | None, int | None] = (None, None)
         self._autocast: str | None = None
         self._outputs: Outputs | None = None
+        self._holding = Holding()
+        self._held: int | None = None
+        """Bytes of its outputs that the script held from one forward to the next in its first steps."""
         self._settled = False
         self._surveyed: tuple[object, ...] = ()
         self._survey_time = 0.0
@@ -156,6 +160,8 @@ class Watch:
         if grad and (recorder.count < 3 or recorder.reading):
             self._batch = batch_of(args, kwargs)
             self._autocast = autocast_of(self.device)
+        if grad and recorder.count < 3:
+            self._held = left if (left := self._holding.left()) is not None else self._held
         if grad and self.model is not None and recorder.count < 3:
             self.model.refresh()
         if grad and recorder.count == SETTLED_STEPS and not self._settled:
@@ -177,6 +183,8 @@ class Watch:
         if grad and (recorder.reading or recorder.count < 3):
             found = differentiable(output)
             self._outputs = output_sizes(found, output)
+            if recorder.count < SETTLED_STEPS:
+                self._holding.returned(found, output)
             if recorder.reading and self._one_device and not backward_is_compiled():
                 for tensor in found:
                     tensor.register_hook(self._grad_ready)
@@ -342,7 +350,7 @@ class Watch:
         if isinstance(self.allocator, HostAllocator) and self.model is not None:
             held = self.model.resident()
             sizes = (held.parameters, held.gradients, held.optimizer, held.buffers)
-            self.allocator.mark_baseline(sum(size for size in sizes if size is not None))
+            self.allocator.mark_baseline(sum(size for size in sizes if size is not None) + (self._held or 0))
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
@@ -359,7 +367,7 @@ class Watch:
             return
         walked = recorder.reading and self.model.refresh()
         habits = (
-            *(self._batch, recorder.accumulation, self._autocast, self._outputs),
+            *(self._batch, recorder.accumulation, self._autocast, self._outputs, self._held),
             *(self._gradients_at(recorder), unsharded_at(recorder.table)),
         )
         now = time.monotonic()
@@ -379,7 +387,8 @@ class Watch:
             unsharded_at=unsharded_at(recorder.table),
         )
         assert self.device is not None
-        plan = with_architecture(detect(root, self.model.optimizers(), self.device, seen), root, self._outputs)
+        outputs = replace(self._outputs, held=self._held) if self._outputs is not None else None
+        plan = with_architecture(detect(root, self.model.optimizers(), self.device, seen), root, outputs)
         facts = Facts(model=model_name(root), inventory=self.model.inventory(), plan=plan)
         if facts != self.facts:
             self.facts = facts

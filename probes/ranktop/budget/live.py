@@ -10,11 +10,12 @@ from ranktop.budget.expected import expected
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.live_gathered import gathered
 from ranktop.budget.model import BadInput, Model, NoRule
-from ranktop.budget.plan import Plan
+from ranktop.budget.plan import Forward, Plan
 from ranktop.budget.terms import DTYPE_BYTES, Amount, Budget, Part
 
 NOT_RECOGNISED: Final = "the shapes of its parameters are those of no architecture that is known here"
 ROUNDING: Final = "rounding to the allocator's blocks"
+OUTPUTS: Final = "logits of the output object"
 NO_BATCH: Final = "the micro-batch has not been seen"
 
 
@@ -65,7 +66,7 @@ def live_budget(
     budget = expected(inventory, plan, found.activations, first_step=first_step, runtime=runtime)
     moments = {}
     for moment, table in budget.moments.items():
-        activations = _as_read(moment, table["activations"], plan, found)
+        activations = _as_read(moment, table["activations"], plan, found, first_step)
         parts, slack = gathered(moment, inventory, plan, first_step)
         if activations.bytes is not None:
             activations = _more(replace(activations, slack=activations.slack + slack), *parts)
@@ -73,7 +74,7 @@ def live_budget(
     return replace(budget, moments=moments)
 
 
-def _as_read(moment: str, activations: Amount, plan: Plan, found: Live) -> Amount:
+def _as_read(moment: str, activations: Amount, plan: Plan, found: Live, first_step: bool) -> Amount:
     """Say why activations are unknown, and put outputs and loss where the script has them."""
     if activations.bytes is None:
         return replace(activations, rule=found.reason or activations.rule)
@@ -84,34 +85,44 @@ def _as_read(moment: str, activations: Amount, plan: Plan, found: Live) -> Amoun
     if seen is None or alive is None or seen.output_bytes is None:
         return activations
     if moment in ("forward_end", "backward_start"):
-        activations = _with_outputs(moment, activations, plan, seen.output_bytes, alive)
+        activations = _with_outputs(moment, activations, plan, seen, alive)
     if moment == "forward_end":
         activations = _more(activations, Part("copies of weights in autocast's cache", alive.cached, False))
+    if _holds_last(moment, plan, first_step):
+        activations = _more(activations, Part("last outputs, held by the script", seen.held_bytes or 0, False))
     if moment not in ("load", "checkpoint_save"):
         activations = replace(activations, slack=activations.slack + seen.output_bytes + seen.cache_bytes)
     return activations
 
 
-def _with_outputs(moment: str, amount: Amount, plan: Plan, outputs: int, alive: Activations) -> Amount:
+def _holds_last(moment: str, plan: Plan, first_step: bool) -> bool:
+    """Whether outputs of an earlier forward are alive: until the next one has returned, if the script holds them."""
+    if first_step and (moment == "step_start" or (moment == "forward_end" and (plan.batch.accumulation or 1) == 1)):
+        return False
+    return moment in ("step_start", "forward_end", "backward_end", "step_end")
+
+
+def _with_outputs(moment: str, amount: Amount, plan: Plan, seen: Forward, alive: Activations) -> Amount:
     """Put the root's outputs and the loss where the script computes it.
 
     A root that returns logits: the loss keeps its own copy only later, and has dropped it again when the gradient of
     the logits is there. One that returns logits and loss: the script holds both. transformers' are in the rule.
     """
-    seen = plan.forward
-    if seen is not None and seen.loss_inside is False and alive.logits:
+    size = outputs = seen.output_bytes or 0
+    if moment == "backward_start" and seen.held_bytes is not None:
+        outputs = min(size, seen.held_bytes)
+    held = Part("outputs, held by the script", outputs, False)
+    if seen.loss_inside is False and alive.logits:
         low = plan.precision.autocast
         # The head keeps its input by itself where autocast casts it.
         cast = alive.boundary * DTYPE_BYTES[low] // DTYPE_BYTES[plan.precision.parameters] if low else 0
-        amount = _more(
-            _without(amount, "logits and loss"),
-            Part("head's input, cast", cast),
-            Part("logits, held by the script", outputs, False),
-        )
-        return _more(amount, Part("gradient of the logits", outputs if moment == "backward_start" else 0, False))
-    if seen is not None and seen.loss_inside and plan.loss != "hf":
-        return _more(amount, Part("outputs beside the loss, held by the script", outputs, False))
-    return amount
+        gradient = Part("gradient of the logits", size if moment == "backward_start" else 0, False)
+        return _more(_without(amount, "logits and loss"), Part("head's input, cast", cast), held, gradient)
+    if not seen.loss_inside:
+        return amount
+    if plan.loss == "hf":
+        return _more(_without(amount, OUTPUTS), held)
+    return _more(amount, held)
 
 
 def _more(amount: Amount, *parts: Part) -> Amount:

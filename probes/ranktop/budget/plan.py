@@ -209,6 +209,8 @@ class Forward:
     """The outputs contain the loss, so that forward has computed it."""
     cache_bytes: int = 0
     """Bytes of a key/value cache among the outputs; it lives as long as the output object."""
+    held_bytes: int | None = None
+    """Bytes of all these that the script still holds when the next forward begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,7 @@ def plan_of(run: Run, strategy: str) -> Plan:
         stack="megatron" if megatron else run.stack,
         notes=tuple(notes),
         gradients_at=run.running.gradients_at if run.running is not None else Plan().gradients_at,
+        unsharded_gradients_at=running.unsharded_gradients_at if running is not None and run.accumulation > 1 else (),
     )
 
 

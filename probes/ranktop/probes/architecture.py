@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -26,6 +27,8 @@ class Outputs:
     """(dimensions, bytes) of every output that gets a gradient."""
     cache: int = 0
     """Bytes of a key/value cache among them."""
+    held: int | None = None
+    """Bytes of all these that were still there when the next forward began; None = not seen yet."""
 
 
 def with_architecture(plan: Plan, root: nn.Module, outputs: Outputs | None) -> Plan:
@@ -35,13 +38,18 @@ def with_architecture(plan: Plan, root: nn.Module, outputs: Outputs | None) -> P
     """
     size = None if outputs is None else sum(size for _, size in outputs.sizes)
     inside = None if outputs is None else any(dims == 0 for dims, _ in outputs.sizes)
-    cache = 0 if outputs is None else outputs.cache
+    seen = Forward(
+        output_bytes=size,
+        loss_inside=inside,
+        cache_bytes=0 if outputs is None else outputs.cache,
+        held_bytes=None if outputs is None else outputs.held,
+    )
     try:
         config, heads, dropout = _config(root), heads_of(root), dropout_of(root)
     except Exception as error:  # a user's attribute may do anything
         notes = (*plan.notes, f"could not tell the architecture: {type(error).__name__}: {error}"[:200])
-        return replace(plan, forward=Forward(output_bytes=size, loss_inside=inside, cache_bytes=cache), notes=notes)
-    forward = Forward(heads=heads, dropout=dropout, output_bytes=size, loss_inside=inside, cache_bytes=cache)
+        return replace(plan, forward=seen, notes=notes)
+    forward = replace(seen, heads=heads, dropout=dropout)
     attention = _IMPLEMENTATIONS.get(str(getattr(config, "_attn_implementation", "")), plan.attention)
     hugging_face = type(config).__module__.startswith("transformers.")
     loss = "hf" if hugging_face and inside else plan.loss
@@ -50,19 +58,37 @@ def with_architecture(plan: Plan, root: nn.Module, outputs: Outputs | None) -> P
 
 def output_sizes(differentiable: Iterable[torch.Tensor], output: object = None) -> Outputs:
     """Return what is kept of outputs instead of the tensors; ``output`` is what the root has returned."""
-    sizes = tuple((tensor.dim(), tensor.numel() * tensor.element_size()) for tensor in differentiable)
-    return Outputs(sizes, cache_bytes(output))
+    return Outputs(tuple((tensor.dim(), _bytes(tensor)) for tensor in differentiable), sum(map(_bytes, cached(output))))
 
 
-def cache_bytes(output: object) -> int:
-    """Return the bytes of transformers' key/value cache in an output (``use_cache``), 0 without one."""
+def cached(output: object) -> list[torch.Tensor]:
+    """Return the tensors of transformers' key/value cache in an output (``use_cache``)."""
     try:
-        cache = getattr(output, "past_key_values", None)
-        layers = getattr(cache, "layers", None) or ()
+        layers = getattr(getattr(output, "past_key_values", None), "layers", None) or ()
         kept = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
-        return sum(t.numel() * t.element_size() for t in kept if isinstance(t, torch.Tensor))
+        return [tensor for tensor in kept if isinstance(tensor, torch.Tensor)]
     except Exception:  # a user's output may do anything
-        return 0
+        return []
+
+
+class Holding:
+    """Looks whether a script still holds its last outputs when the next forward begins, without holding them itself."""
+
+    def __init__(self) -> None:
+        self._outputs: list[tuple[weakref.ref[torch.Tensor], int]] = []
+
+    def returned(self, differentiable: Iterable[torch.Tensor], output: object) -> None:
+        """Note what a root has returned."""
+        self._outputs = [(weakref.ref(tensor), _bytes(tensor)) for tensor in (*differentiable, *cached(output))]
+
+    def left(self) -> int | None:
+        """Return the bytes that are still there, once; None when nothing was noted."""
+        outputs, self._outputs = self._outputs, []
+        return sum(size for ref, size in outputs if ref() is not None) if outputs else None
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def heads_of(root: nn.Module) -> int | None:
