@@ -242,6 +242,24 @@ def test_without_unicode_and_without_colour() -> None:
     asyncio.run(plain())
 
 
+def test_the_key_on_the_strategies_screen_opens_it_for_the_job() -> None:
+    async def opening() -> None:
+        async with dashboard(fsdp_job()) as board:
+            await board.pilot.press("s")
+            await board.pilot.pause()
+            await board.pilot.press("g")
+            await board.pilot.pause()
+            screen = of(board)
+            await searched(board, screen)
+            text = board.text()
+            assert "8 samples a step" in text
+            assert "now: fsdp-full 1×1, checkpointing none: " in text
+            own = next(row for row in text.splitlines() if row[2:].startswith("●"))
+            assert "fsdp-full" in own
+
+    asyncio.run(opening())
+
+
 def test_any_size() -> None:
     async def resizing() -> None:
         async with fitting() as board:
@@ -257,6 +275,19 @@ def test_any_size() -> None:
                     assert all(len(row) <= size[0] for row in rows)
 
     asyncio.run(resizing())
+
+
+def test_what_lies_between_nodes_is_as_the_job_has_it() -> None:
+    async def looking() -> None:
+        job = replace(fsdp_job(), node=lambda rank: f"node{rank // 4}")
+        async with fitting(job=job) as board:
+            state = of(board).state()
+            assert state.several_nodes, "eight ranks, four on a node"
+            assert "400 Gb/s between nodes" in board.text()
+            assert state.found is not None
+            assert all(one.plan.layout.tensor <= 4 for one in state.found.fitting)
+
+    asyncio.run(looking())
 
 
 def test_a_small_job_on_the_cpu() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from textual.app import ComposeResult
@@ -61,12 +63,15 @@ class FitScreen(LiveScreen):
         self.set_timer(PAUSE, self._slice)
 
     def _begin(self) -> None:
+        cards = [view.card for view in self.snapshot().ranks if view.card is not None]
+        ranks = Counter(card.node for card in cards)
+        if len(ranks) > 1:
+            self.asked = replace(self.asked, gpus_per_node=max(ranks.values()))
         run = self.asked
         nodes = run.world_size > run.gpus_per_node
-        card = next((view.card for view in self.snapshot().ranks if view.card is not None), None)
-        device = card.device.name if card is not None else ""
+        device = next((card.device.name for card in cards if card.device.name), "")
         try:
-            at = speeds(run.link, device or "", several_nodes=nodes)
+            at = speeds(run.link, device, several_nodes=nodes)
             self._search = Search(run, present=self.present, at=at, free=True)
             self._work = iter(self._search)
         except BadInput as reason:
