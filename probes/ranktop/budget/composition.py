@@ -133,6 +133,7 @@ def stages(alive: Activations, every: int, last: int, lefts: Iterable[int] = ())
             (f"{left - 1} blocks not yet reached", alive.blocks * (left - 1) // of),
             ("outside of the blocks", outside(alive)),
             ("inputs", alive.inputs),
+            tied(alive),
         )
         before, all_made = 0, max(made for _, made in points)
         for held, made in points:
@@ -152,6 +153,15 @@ def outside(alive: Activations) -> int:
     return max(0, alive.outside - alive.after)
 
 
+def tied(alive: Activations) -> tuple[str, int]:
+    """Return the gradient of a weight shared by head and embedding: the head's waits until the embedding has made its.
+
+    Their sum is a third tensor. Source: the ``InputBuffer`` of the weight's ``AccumulateGrad``
+    (torch/csrc/autograd/input_buffer.cpp), and the profiler's memory events of such a step.
+    """
+    return "gradient of the tied weight, from the head", alive.tied
+
+
 def _waiting(alive: Activations) -> int:
     return (alive.in_flight - 1) * (alive.blocks + alive.outside + alive.inputs)
 
@@ -166,7 +176,7 @@ def at_head(alive: Activations) -> tuple[Part, ...]:
 
     The gradient of the logits stands in the place of what the loss had saved of them.
     """
-    return saved_parts(alive) + parts(("gradient of the head's input", alive.boundary))
+    return saved_parts(alive) + parts(("gradient of the head's input", alive.boundary), tied(alive))
 
 
 def at_end(alive: Activations) -> tuple[Part, ...]:
@@ -176,6 +186,7 @@ def at_end(alive: Activations) -> tuple[Part, ...]:
         ("outside of the blocks", outside(alive)),
         ("inputs", alive.inputs),
         ("gradient of the embedding's output", alive.boundary),
+        ("gradients of the tied weight, from head and embedding, that are being added", 2 * alive.tied),
     )
 
 

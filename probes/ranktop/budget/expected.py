@@ -9,7 +9,7 @@ from ranktop.budget import buffers, megatron, optimizer_step, states
 from ranktop.budget import runtime as processes
 from ranktop.budget.activations.saved import Activations
 from ranktop.budget.composition import NO_ACTIVATIONS, Point, amount, highest, parts, saved_parts
-from ranktop.budget.held import Held
+from ranktop.budget.held import Held, turns
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.job import Job
 from ranktop.budget.plan import Plan
@@ -126,7 +126,7 @@ def _step(job: Job) -> dict[str, Amount]:
     """The optimizer's step: all gradients, its state (made first thing in the first step), its temporaries."""
     found = _states(job, "optimizer_step")
     held = job.held
-    temporaries = optimizer_step.temporaries(held.pieces, job.plan)
+    temporaries = optimizer_step.temporaries(held.pieces, job.plan, turns(job.inventory, held.pieces))
     alive = job.activations
     gradients = found["gradients"]
     size = gradients.bytes or 0

@@ -76,9 +76,8 @@ class Fsdp1(Step):
 
     def _reducing(self, left: int) -> list[Point]:
         """A unit's backward has ended: its gradients become one flat gradient, which is cast and reduced."""
-        units, alive = self.units, self.alive
-        gradient = ("gradient of the block's input", alive.boundary if alive is not None else 0)
-        held, kept = self.behind(left - 1, gradient), self.gradients(units.blocks - left)
+        units = self.units
+        held, kept = self.reached(left - 1, "gradient of the block's input"), self.gradients(units.blocks - left)
         ahead, root = (NEXT, self.ahead if left > 1 else 0), (WHOLE, units.after)
         rest = self.resting(left if self.keeps else left - 1)
         own = () if self.keeps else self.own()

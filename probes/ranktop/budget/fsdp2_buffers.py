@@ -85,9 +85,8 @@ class Fsdp2(Step):
 
     def _copying(self, left: int) -> Point:
         """A unit's backward begins: its parameters are copied out of the all-gather's output."""
-        units, alive = self.units, self.alive
+        units = self.units
         done = units.blocks - left
-        gradient = ("gradient of the block's output", alive.boundary if alive is not None else 0)
         buffers = parts(
             *self.resting(left if self.keeps else left - 1),
             *self.own(),
@@ -96,13 +95,17 @@ class Fsdp2(Step):
             (REDUCE, units.block.reduced if done and not self.job.waits else 0),
             (HYBRID, self._all_reduced(done)),
         )
-        return Point("unit, copied out again", self.behind(left, gradient), buffers, self.gradients(done))
+        return Point(
+            "unit, copied out again",
+            self.reached(left, "gradient of the block's output"),
+            buffers,
+            self.gradients(done),
+        )
 
     def _reducing(self, left: int) -> Point:
         """A unit's backward has ended: its gradients are copied into the reduce-scatter's input."""
-        units, alive = self.units, self.alive
+        units = self.units
         done = units.blocks - left
-        gradient = ("gradient of the block's input", alive.boundary if alive is not None else 0)
         buffers = parts(
             *self.resting(left - 1),
             (NEXT, self.ahead if left > 1 else 0),
@@ -111,7 +114,10 @@ class Fsdp2(Step):
             (HYBRID, self._all_reduced(done)),
         )
         return Point(
-            "gradients of a unit, being reduced", self.behind(left - 1, gradient), buffers, self.gradients(done)
+            "gradients of a unit, being reduced",
+            self.reached(left - 1, "gradient of the block's input"),
+            buffers,
+            self.gradients(done),
         )
 
     def _end(self) -> list[Point]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ranktop.budget.activations.saved import Activations
-from ranktop.budget.composition import Point, parts
+from ranktop.budget.composition import Point, parts, tied
 from ranktop.budget.fsdp_units import Units
 from ranktop.budget.job import Job
 from ranktop.budget.plan import Fsdp
@@ -102,6 +102,13 @@ class Step:
             ("low-precision copies of the weights (autocast)", alive.casts * blocks // of),
             *more,
         )
+
+    def reached(self, blocks: int, what: str) -> tuple[Part, ...]:
+        """Return what is alive when backward is between two blocks, ``blocks`` of them still before it."""
+        alive = self.alive
+        if alive is None:
+            return ()
+        return self.behind(blocks, (what, alive.boundary), tied(alive))
 
     def lefts(self) -> tuple[int, ...]:
         """Return the numbers of units left at which the reduction of one may be the highest point."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -32,14 +32,35 @@ class Held:
 
 def counted(inventory: Inventory) -> list[tuple[Kind, int]]:
     """Return the distinct parameters with their numbers; which unit one belongs to makes no difference but for -1."""
-    times = Counter(inventory.order)
-    found: dict[tuple[object, ...], list[int]] = {}
-    for index, kind in enumerate(inventory.kinds):
-        key = (kind.shape, kind.dtype, kind.trainable, kind.group, kind.shard_dim, kind.tensor_parallel,
-               kind.split_size, kind.shards, kind.shard_rank, kind.unit < 0)  # fmt: skip
-        entry = found.setdefault(key, [index, 0])
-        entry[1] += times[index]
-    return [(inventory.kinds[index], count) for index, count in found.values() if count]
+    same = _alike(inventory)
+    times = Counter(same[index] for index in inventory.order)
+    return [(inventory.kinds[index], times[index]) for index in dict.fromkeys(same) if times[index]]
+
+
+def _alike(inventory: Inventory) -> list[int]:
+    """Return for every kind the index of the first that equals it in all but its unit."""
+    first: dict[tuple[object, ...], int] = {}
+    return [
+        first.setdefault(
+            (kind.shape, kind.dtype, kind.trainable, kind.group, kind.shard_dim, kind.tensor_parallel,
+             kind.split_size, kind.shards, kind.shard_rank, kind.unit < 0), index,
+        )
+        for index, kind in enumerate(inventory.kinds)
+    ]  # fmt: skip
+
+
+def turns(inventory: Inventory, pieces: Sequence[Piece]) -> list[Piece]:
+    """Return the pieces in the order in which a loop over the parameters meets them; empty where it is not known.
+
+    ``pieces`` are one for each of ``counted`` in its order, or already one for each parameter.
+    """
+    found = counted(inventory)
+    if [piece.count for piece in pieces] == [count for _, count in found]:
+        same = _alike(inventory)
+        used = {same[index] for index in inventory.order}
+        place = {index: i for i, index in enumerate(index for index in dict.fromkeys(same) if index in used)}
+        return [pieces[place[same[index]]] for index in inventory.order]
+    return list(pieces) if all(piece.count == 1 for piece in pieces) else []
 
 
 def gradient_itemsize(kind: Kind, plan: Plan) -> int:

@@ -37,22 +37,29 @@ _ONE_KERNEL: Final = frozenset({"FusedAdam", "FusedLamb", "FusedLion", "DeepSpee
 """Optimizers whose step is one kernel over all tensors."""
 
 
-def temporaries(pieces: Iterable[Piece], plan: Plan) -> Amount:
-    """Return the most bytes that the optimizers' step needs at once on top of states and gradients."""
+def temporaries(pieces: Iterable[Piece], plan: Plan, turns: Iterable[Piece] = ()) -> Amount:
+    """Return the most bytes that the optimizers' step needs at once on top of states and gradients.
+
+    ``turns`` are the pieces in the order in which a loop meets them, where that is known.
+    """
     of_group = per_group(plan)
     groups: dict[tuple[int, int], list[Piece]] = {}
+    rows: dict[int, list[int]] = {}
+    for piece in turns:
+        if piece.trainable and 0 not in piece.shape:
+            rows.setdefault(piece.group, []).append(piece.itemsize * prod(piece.shape))
     for piece in pieces:
         if piece.trainable and piece.group >= 0 and 0 not in piece.shape:
             groups.setdefault((piece.group, piece.itemsize), []).append(piece)
     best = Amount(0, "no optimizer")
     for (group, _), members in groups.items():
-        found = _of_group(of_group(group), members, plan)
+        found = _of_group(of_group(group), members, plan, rows.get(group, []))
         if found.bytes is not None and found.bytes >= (best.bytes or 0):
             best = found
     return best
 
 
-def _of_group(optimizer: OptimizerPlan, pieces: list[Piece], plan: Plan) -> Amount:
+def _of_group(optimizer: OptimizerPlan, pieces: list[Piece], plan: Plan, row: list[int]) -> Amount:
     name = optimizer.name
     largest = max(piece.itemsize * prod(piece.shape) for piece in pieces)
     every = sum(piece.itemsize * prod(piece.shape) * piece.count for piece in pieces)
@@ -71,7 +78,11 @@ def _of_group(optimizer: OptimizerPlan, pieces: list[Piece], plan: Plan) -> Amou
         copies, before = _LOOP[name]
         decays = bool(optimizer.options.get("weight_decay")) and name in ("Adam", "Adamax", "Adagrad")
         copies += max(_more(optimizer), int(decays))
-        size = copies * largest + before * _second(pieces)
+        if row:
+            pairs = set(zip([0, *row], row))  # noqa: B905  # each tensor with the one before it
+            size = max(copies * own + before * earlier for earlier, own in pairs)
+        else:
+            size = copies * largest + before * _second(pieces)
         return _some(size, f"{name} loop: {copies} copies of the largest tensor", 0.1)
     return _some(2 * largest, f"{name}: two copies of the largest tensor, as most loops make", None)
 

@@ -54,9 +54,9 @@ class Progress:
         self.period = period
         self._inside_block = _by_parameter(kinds[start : start + period], alive) if period else ()
         held = alive.in_flight * (alive.blocks + alive.outside + alive.inputs) - alive.blocks
-        self._after = max(0, held)
-        self._around = max(0, held - min(alive.after, alive.outside))
-        self._before = max(0, held - alive.outside) + alive.boundary
+        self._after = max(0, held) + alive.tied
+        self._around = max(0, held - min(alive.after, alive.outside)) + alive.tied
+        self._before = max(0, held - alive.outside) + alive.boundary + 2 * alive.tied
 
     def sizes(self) -> list[int]:
         """Bytes of activations when each parameter's gradient has just been made, in the order of the model."""

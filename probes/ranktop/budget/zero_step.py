@@ -33,7 +33,7 @@ def step(job: Job, layout: Layout) -> Point:
         return _partitioned_step(job, layout)
     gradients = layout.gradients("backward_end").bytes or 0
     pieces = _pieces(job, list(layout.updated()))
-    extra = temporaries(pieces, job.plan)
+    extra = temporaries(pieces, job.plan, pieces)
     return Point("the optimizer's update", parts((extra.rule, extra.bytes or 0)), gradients=gradients)
 
 
@@ -43,7 +43,8 @@ def _flat_step(job: Job, layout: Flat) -> Point:
         return Point("the optimizer's step on the host")
     if job.options.offload_optimizer != "none":
         kept = layout.gradients("backward_end").bytes or 0
-        extra = temporaries(_pieces(job, layout.updated()), job.plan)
+        pieces = _pieces(job, layout.updated())
+        extra = temporaries(pieces, job.plan, pieces)
         return Point("the optimizer's update", parts((extra.rule, extra.bytes or 0)), gradients=kept)
     before = after_backward(job, layout)
     piece = max((flat.largest for flat, _ in layout.flats), default=0)

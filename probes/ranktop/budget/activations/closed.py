@@ -128,7 +128,15 @@ class _Rank:
             backward=points,
             block_forward=largest.forward + cached,
             cached=cached,
+            tied=self.tied() if first and last else 0,
         )
+
+    def tied(self) -> int:
+        """Return the bytes of the gradient of a weight that embedding and head share on this rank."""
+        shape = self.shape
+        if not (shape.model.tied and shape.trainable and self.family.columns(shape.model)):
+            return 0
+        return rounded(-(-self.family.columns(shape.model) // shape.tensor) * shape.hidden * shape.width)
 
     def within(self) -> float:
         """Return the family's error, or a larger one for what the tests cannot measure."""

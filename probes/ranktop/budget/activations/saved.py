@@ -63,6 +63,10 @@ class Activations:
     """Part of ``block_forward`` and ``loss_forward``: copies of weights that autocast's cache holds beyond ``casts``,
     until the script leaves autocast."""
 
+    tied: int = 0
+    """Gradient that the head has made of a weight it shares with the embedding: it waits for the embedding's until
+    backward has ended, because a parameter's gradient is set once."""
+
     @property
     def saved(self) -> int:
         """Bytes alive for backward when forward has ended, all micro-batches in flight counted."""
