@@ -122,9 +122,7 @@ def estimate_zero3(case: Case) -> float:
 def documented_estimate(case: Case) -> float:
     """What the documents print as the estimator's output."""
     if "STALE" in case.note:
-        raise NotAsked(
-            "the page prints an older formula (4P + 16P/N) than the function's: see estimators.disagreements"
-        )
+        raise NotAsked("the page prints an older formula (4P + 16P/N) than the function's: see docs/planning.md")
     inputs = case.inputs
     params, gpus = int(inputs["params"]), int(inputs.get("gpus_per_node") or inputs["N"])
     if "ZeRO-2" in case.case:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ranktop.budget.deepspeed import Pieces, Run, bucket_words, plan_pieces, read
+from ranktop.budget.deepspeed import Pieces, Run, plan_pieces, read
 from ranktop.budget.deepspeed_batch import Batches
 from ranktop.budget.model import BadInput, Model
 from ranktop.budget.plan import Zero
@@ -385,12 +385,3 @@ def test_sections_that_hold_no_memory_by_themselves_are_told() -> None:
     assert "wall_clock_breakdown: timers" in notes
     assert "nothing is recomputed by this section alone" in notes
     assert "go to the host" in notes
-
-
-def test_both_rules_for_the_buckets_stand_side_by_side() -> None:
-    words = bucket_words(Zero(stage=2, overlap_comm=True))
-    assert "9.00 GB" in words[0]
-    assert "2 buckets of 1.00 GB" in words[1]
-    assert "allocates nothing" in words[2]
-    assert "keeps one bucket of 1.00 GB" in bucket_words(Zero(stage=3, overlap_comm=True))[1]
-    assert "no bucket" in bucket_words(Zero(stage=2, contiguous_gradients=False))[1]

@@ -1,9 +1,8 @@
-"""What others' estimators say: DeepSpeed's own functions over a grid, and the numbers in our list of disagreements."""
+"""What others' estimators say: DeepSpeed's own functions over a grid, the documents' rule for buckets."""
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from itertools import product
@@ -11,15 +10,7 @@ from typing import Any
 
 import pytest
 
-from ranktop.budget.estimators import (
-    BYTES_PER_PARAMETER,
-    accelerate_training,
-    bucket_rule,
-    deepspeed_zero2,
-    deepspeed_zero3,
-    disagreements,
-    per_parameter,
-)
+from ranktop.budget.estimators import bucket_rule, deepspeed_zero2, deepspeed_zero3
 
 GRID = [
     (params, layer, per_node, nodes)
@@ -78,20 +69,7 @@ def test_what_deepspeeds_page_prints_for_a_3b_model() -> None:
     assert deepspeed_zero3(2_851_000_000, 32_000_000, 8).printed[1] == 0.12
 
 
-def test_rules_of_thumb() -> None:
+def test_the_documents_rule_for_the_buckets() -> None:
+    # transformers docs/source/en/deepspeed.md: 9GB at 5e8, 3.6GB at 2e8.
     assert bucket_rule(500_000_000, 500_000_000) == 9e9
     assert bucket_rule(200_000_000, 200_000_000) == 3.6e9
-    assert per_parameter(7_000_000_000, "mixed") == 126_000_000_000
-    assert accelerate_training(108_310_272) == 16 * 108_310_272
-    assert set(BYTES_PER_PARAMETER) >= {"mixed", "pure-16-bit", "qlora-4-bit"}
-    with pytest.raises(KeyError):
-        per_parameter(1, "half")
-
-
-def test_disagreements_carry_numbers_on_both_sides() -> None:
-    found = disagreements()
-    assert len({entry.who for entry in found}) >= 6
-    for entry in found:
-        assert re.search(r"\d", entry.says), entry
-        assert re.search(r"\d|fifth", entry.is_so), entry
-        assert "\n" not in entry.says + entry.is_so

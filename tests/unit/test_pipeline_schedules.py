@@ -8,6 +8,7 @@ import pytest
 
 from ranktop.budget import pipeline
 from ranktop.budget.model import BadInput
+from ranktop.budget.models.stages import stage_layers
 from ranktop.budget.plan import Batch, Layout, Pipeline, Plan
 
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
@@ -116,15 +117,21 @@ def test_what_a_schedule_cannot_run_is_refused(schedule: str, stages: int, micro
         pipeline.check(schedule, stages, micro_batches, virtual)
 
 
+def dealt_to(stage: int, layers: int, stages: int, schedule: str, virtual: int) -> list[int]:
+    layout = Layout(world_size=stages, pipeline=stages, pipeline_rank=stage)
+    plan = Plan(layout=layout, pipeline=Pipeline(schedule=schedule, virtual=virtual))
+    return [len(chunk) for chunk in stage_layers(layers, plan)]
+
+
 def test_layers_are_dealt_out_completely_and_evenly() -> None:
     for layers, stages, virtual in ((12, 4, 1), (13, 4, 1), (32, 4, 8), (10, 2, 2), (11, 2, 2)):
-        dealt = [pipeline.layers_of(layers, stages, i, virtual) for i in range(stages)]
+        dealt = [dealt_to(i, layers, stages, "interleaved", virtual) for i in range(stages)]
         assert sum(sum(one) for one in dealt) == layers
         sizes = {size for one in dealt for size in one}
         assert max(sizes) - min(sizes) <= 1
-    assert pipeline.layers_of(9, 2, 0, 2, "zbv") == (3, 2)
+    assert dealt_to(0, 9, 2, "zbv", 2) == [3, 2]
     with pytest.raises(BadInput):
-        pipeline.layers_of(3, 4, 0)
+        dealt_to(0, 3, 4, "1f1b", 1)
 
 
 def test_bubble_is_the_wait_over_the_step() -> None:

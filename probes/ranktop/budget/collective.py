@@ -8,6 +8,9 @@ from typing import Final
 KINDS: Final = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "p2p")
 """Operations, as ``torch.distributed`` names them; ``p2p`` is a send to one other rank."""
 
+PHASES: Final = ("load", "forward", "backward", "optimizer")
+"""Parts of a step in which collectives run, in the order of time."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
@@ -23,7 +26,7 @@ class Collective:
     axis: str = "data"
     """``data``, ``shard``, ``replicate``, ``tensor``, ``pipeline``, ``context`` or ``expert``."""
     phase: str = "backward"
-    """``forward``, ``backward``, ``optimizer`` or ``load``."""
+    """One of PHASES."""
     what: str = ""
     """In words, e.g. ``gradients, bucket by bucket``."""
     rule: str = ""

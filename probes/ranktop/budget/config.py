@@ -59,7 +59,7 @@ class Section:
         if data is None:
             data = {}
         if not isinstance(data, Mapping):
-            raise BadInput(f"{self.where} must be a mapping, not {_shown(data)}")
+            raise BadInput(f"{self.where} must be a mapping, not {shown(data)}")
         self.name = name
         self.prefix = prefix
         self.values: dict[str, Any] = {str(key).removeprefix(prefix): value for key, value in data.items()}
@@ -129,6 +129,21 @@ def nearest(word: str, among: Sequence[str]) -> str:
     return f"; there are {', '.join(among)}"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a value for a complaint, cut to 40 characters."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+class DoubleKeyError(Exception):
+    """A key stands twice in one object; its only argument."""
+
+
+def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a key that stands twice (``object_pairs_hook``), as DeepSpeed does: one would be ignored silently."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise DoubleKeyError(key)
+        found[key] = value
+    return found

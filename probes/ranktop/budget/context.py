@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 
-def local_tokens(sequence: int, context: int) -> int:
-    """Return the tokens of one sample that a rank holds: s / c, rounded up."""
-    return -(-sequence // max(1, context))
-
-
 def ring_bytes(tokens: int, kv_columns: int, width: int, context: int) -> int:
     """Return the bytes of the keys and values on their way round the ring, while one layer's attention runs.
 

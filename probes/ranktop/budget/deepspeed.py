@@ -276,27 +276,3 @@ def _mentioned(top: Section, notes: list[str]) -> None:
     notes.extend(
         f"{key} is no longer supported: DeepSpeed 0.19.8 refuses to start with it" for key in there if key in REMOVED
     )
-
-
-def bucket_words(zero: Zero, itemsize: int = 2) -> tuple[str, ...]:
-    """Return, in words, the documents' 4.5x rule and what today's code allocates for communication, in GB (1e9).
-
-    The rule: transformers docs/source/en/deepspeed.md, ``overlap_comm``. The code: ``setup_buckets`` and
-    ``all_gather_dp_groups``, which gathers in place whatever ``allgather_bucket_size`` says.
-    """
-    from ranktop.budget.estimators import bucket_rule
-
-    bucket = zero.reduce_bucket_size * itemsize
-    said = bucket_rule(zero.reduce_bucket_size, zero.allgather_bucket_size, itemsize)
-    rule = (
-        f"the documents' rule, 4.5 x (reduce_bucket_size + allgather_bucket_size) x {itemsize} B: {said / 1e9:.2f} GB"
-    )
-    unused = "allgather_bucket_size allocates nothing: all_gather_into_tensor works in place"
-    if zero.stage == 3:
-        own = f"DeepSpeed 0.19.8 keeps one bucket of {bucket / 1e9:.2f} GB, overlap_comm or not"
-        return rule, f"{own}, and copies as much once more while it reduces", unused
-    if zero.stage == 0 or not zero.contiguous_gradients:
-        return rule, "DeepSpeed 0.19.8 allocates no bucket here, only copies of what is being reduced", unused
-    count = 2 if zero.overlap_comm else 1
-    many = f"{count} bucket{'s' if count > 1 else ''} of {bucket / 1e9:.2f} GB"
-    return rule, f"DeepSpeed 0.19.8 allocates {many} in backward, and copies one of them while it reduces", unused

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ranktop.budget.config import nearest
+from ranktop.budget.config import DoubleKeyError, nearest, shown, without_doubles
 from ranktop.budget.model import BadInput
 
 AUTO: Final = "auto"
@@ -16,10 +16,6 @@ AUTO: Final = "auto"
 _STRING: Final = r'"(?:\\.|[^"\\\n])*"'
 _LENIENT: Final = re.compile(rf"({_STRING})|//[^\n]*|#[^\n]*|/\*.*?\*/|,(?=\s*[}}\]])", re.DOTALL)
 """What hjson, which DeepSpeed reads its config with, allows beyond JSON: comments, a comma before a bracket."""
-
-
-class _Double(Exception):
-    """A key stands twice in one object."""
 
 
 def parse(text: str, where: str = "DeepSpeed config") -> dict[str, Any]:
@@ -44,20 +40,11 @@ def parse(text: str, where: str = "DeepSpeed config") -> dict[str, Any]:
 
 def _load(text: str, where: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_without_doubles)
-    except _Double as double:
+        return json.loads(text, object_pairs_hook=without_doubles)
+    except DoubleKeyError as double:
         raise BadInput(
             f"DeepSpeed config: the key {str(double)!r} stands there twice, which DeepSpeed refuses"
         ) from None
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise _Double(key)
-        found[key] = value
-    return found
 
 
 def _blank(match: re.Match[str]) -> str:
@@ -98,7 +85,7 @@ class Section:
         if value is None:
             value = {}
         if not isinstance(value, Mapping):
-            raise BadInput(f"{self.where}: {self.name(key)} must be an object, as in {{...}}, not {_shown(value)}")
+            raise BadInput(f"{self.where}: {self.name(key)} must be an object, as in {{...}}, not {shown(value)}")
         child = Section(value, self.where, self.name(key))
         self.children[key] = child
         return child
@@ -115,7 +102,7 @@ class Section:
         number = _number(value)
         if number is None or number != int(number) or number < least:
             raise BadInput(
-                f"{self.where}: {self._spelled(keys)} must be a whole number from {least} on, not {_shown(value)}"
+                f"{self.where}: {self._spelled(keys)} must be a whole number from {least} on, not {shown(value)}"
             )
         return int(number)
 
@@ -126,7 +113,7 @@ class Section:
             return None
         number = _number(value)
         if number is None:
-            raise BadInput(f"{self.where}: {self._spelled(keys)} must be a number, not {_shown(value)}")
+            raise BadInput(f"{self.where}: {self._spelled(keys)} must be a number, not {shown(value)}")
         return number
 
     def flag(self, *keys: str) -> bool | None:
@@ -146,7 +133,7 @@ class Section:
         }
         found = words.get(str(value).strip().lower())
         if found is None:
-            raise BadInput(f"{self.where}: {self._spelled(keys)} must be true or false, not {_shown(value)}")
+            raise BadInput(f"{self.where}: {self._spelled(keys)} must be true or false, not {shown(value)}")
         return found
 
     def word(self, *keys: str, among: Sequence[str]) -> str | None:
@@ -156,7 +143,7 @@ class Section:
             return None
         found = str(value).strip().lower()
         if found not in among:
-            raise BadInput(f"{self.where}: {self._spelled(keys)} {_shown(value)} is not known{nearest(found, among)}")
+            raise BadInput(f"{self.where}: {self._spelled(keys)} {shown(value)} is not known{nearest(found, among)}")
         return found
 
     def unknown(self) -> tuple[str, ...]:
@@ -181,8 +168,3 @@ def _number(value: object) -> float | int | None:
     if number is None or number != number or number in (float("inf"), float("-inf")):
         return None
     return int(number) if number == int(number) else number
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

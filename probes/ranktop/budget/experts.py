@@ -1,11 +1,10 @@
-"""What a mixture-of-experts layer keeps for backward, and which ranks hold the same experts."""
+"""What a mixture-of-experts layer keeps for backward."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ranktop.budget.inventory import Kind
-from ranktop.budget.plan import Layout
 from ranktop.budget.terms import Part
 
 
@@ -56,19 +55,6 @@ def routed_bytes(routing: Routing) -> tuple[Part, ...]:
     )
 
 
-def dispatch_bytes(routing: Routing) -> int:
-    """Return the bytes of the two all-to-all buffers (tokens permuted to send, tokens received) of one layer."""
-    return 2 * routed_rows(routing) * routing.hidden * routing.width
-
-
 def is_expert(kind: Kind) -> bool:
     """Return whether a parameter belongs to routed experts, whose matrices stand as one tensor of three dimensions."""
     return len(kind.shape) == 3
-
-
-def expert_replicas(layout: Layout) -> int:
-    """Return how many ranks hold the same experts: the data- and context-parallel ranks over the expert-parallel size.
-
-    Expert-parallel groups are made of data- and context-parallel ranks (Megatron Core ``parallel_state``).
-    """
-    return max(1, layout.data * layout.context // layout.expert)

@@ -1,4 +1,4 @@
-"""What a pipeline schedule keeps alive on one rank, and how layers are dealt out to stages."""
+"""What a pipeline schedule keeps alive on one rank, which of them a run can have, and how long ranks wait."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from collections.abc import Callable
 from typing import Final
 
 from ranktop.budget.model import BadInput
-from ranktop.budget.models.stages import chunk_layers, chunks_of
-from ranktop.budget.plan import Layout, Pipeline, Plan
+from ranktop.budget.models.stages import V_SHAPED, chunks_of
+from ranktop.budget.plan import Pipeline, Plan
 from ranktop.budget.terms import Part
-
-V_SHAPED: Final = ("zbv", "dualpipe-v")
-"""Schedules of two chunks per rank, the second of which runs back through the ranks."""
 
 ONE_CHUNK: Final = ("gpipe", "1f1b")
 """Schedules of one chunk per rank."""
@@ -102,19 +99,6 @@ def alive(plan: Plan) -> int:
     pipeline = plan.pipeline or Pipeline(micro_batches=plan.batch.accumulation or layout.pipeline)
     virtual = 2 if pipeline.schedule in V_SHAPED else pipeline.virtual
     return in_flight(pipeline.schedule, layout.pipeline, layout.pipeline_rank, pipeline.micro_batches, virtual)
-
-
-def layers_of(layers: int, stages: int, stage: int, virtual: int = 1, schedule: str = "") -> tuple[int, ...]:
-    """Return how many layers each chunk of a rank has, in the order of its chunks.
-
-    Rank i runs chunks i, i + p, i + 2p ... of v p (V-shaped schedules: i and 2p - 1 - i); layers that do not divide go
-    one each to the first chunks. Raises BadInput when there are fewer layers than chunks.
-    """
-    pipeline = Pipeline(schedule=schedule or ("interleaved" if virtual > 1 else "1f1b"), virtual=virtual)
-    plan = Plan(layout=Layout(world_size=stages, pipeline=stages, pipeline_rank=stage), pipeline=pipeline)
-    chunks, total = chunks_of(plan)
-    split = chunk_layers(layers, total)
-    return tuple(len(split[chunk]) for chunk in chunks)
 
 
 def ends(plan: Plan) -> tuple[bool, bool]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ranktop.budget.activations.saved import Activations
-from ranktop.budget.composition import Point, parts, saved_parts, total
+from ranktop.budget.composition import Point, parts, saved_parts
 from ranktop.budget.inventory import Kind
 from ranktop.budget.terms import DTYPE_BYTES, Part
 from ranktop.budget.zero_flat import BF16_WRAPPER, Flat
@@ -276,8 +276,3 @@ class _ByHooks(_Walk):
             self.gradients += sum(self.job.sizes[i] for i, ranks in self.owners.items() if job.rank in ranks)
         elif not job.accumulating:
             self.gradients += self.partition_bytes
-
-
-def highest_total(point: Point) -> int:
-    """Bytes of a point's activations and buffers."""
-    return total(point.activations) + total(point.buffers)

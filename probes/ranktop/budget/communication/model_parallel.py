@@ -8,12 +8,10 @@ from typing import Final
 from ranktop.budget.collective import Collective
 from ranktop.budget.communication.step import Step
 from ranktop.budget.model import Model
-from ranktop.budget.models.stages import chunks_of
+from ranktop.budget.models.stages import V_SHAPED, chunks_of
 
 _LOSS_REDUCTIONS: Final = 3
 """Maximum, sum of exponentials and the label's logit, each one fp32 number a token."""
-
-_V_SHAPED: Final = ("zbv", "dualpipe-v")
 
 
 def tensor_parallel(step: Step, model: Model, tokens: int) -> Iterator[Collective]:
@@ -82,7 +80,7 @@ def pipeline(step: Step, model: Model, tokens: int) -> Iterator[Collective]:
     stages, m = plan.layout.pipeline, step.micro_steps
     chunks, total = chunks_of(plan)
     size = tokens * model.hidden * step.stream_item // (plan.layout.tensor if plan.sequence_parallel else 1)
-    folded = plan.pipeline is not None and plan.pipeline.schedule in _V_SHAPED
+    folded = plan.pipeline is not None and plan.pipeline.schedule in V_SHAPED
     for phase, ahead, what in (
         ("forward", 1, "block outputs, to the next stage"),
         ("backward", -1, "their gradients, to the previous stage"),

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from ranktop.budget.collective import Collective
+from ranktop.budget.collective import PHASES, Collective
 from ranktop.budget.communication import deepspeed, model_parallel, replicated, sharded
 from ranktop.budget.communication.step import Step
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.model import Model
 from ranktop.budget.plan import Plan
-
-_PHASES: Final = ("load", "forward", "backward", "optimizer")
-
-_Rule = Callable[[Step], Iterator[Collective]]
 
 _MODEL_AXES: Final = (
     ("tensor", model_parallel.tensor_parallel),
@@ -35,7 +31,7 @@ def collectives(inventory: Inventory, plan: Plan, model: Model | None = None) ->
     step = Step(inventory, plan, model)
     found = [*_inside(step), *_data(step)]
     kept = [one for one in found if one.group > 1 and one.bytes > 0 and one.calls > 0]
-    return tuple(sorted(kept, key=lambda one: _PHASES.index(one.phase)))
+    return tuple(sorted(kept, key=lambda one: PHASES.index(one.phase)))
 
 
 def left_out(inventory: Inventory, plan: Plan, model: Model | None = None) -> tuple[str, ...]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from ranktop.budget.collective import Collective
+from ranktop.budget.collective import PHASES, Collective
 from ranktop.budget.explain import formulas, formulas_step, pictures
 from ranktop.budget.explain.about import summary
 from ranktop.budget.explain.explanation import Explanation
@@ -15,8 +13,6 @@ from ranktop.budget.explain.whole import whole
 from ranktop.budget.fit import ASSUMED_LINK
 from ranktop.budget.project import project
 from ranktop.budget.run import Projection, Run
-
-PHASES: Final = ("load", "forward", "backward", "optimizer")
 
 
 def explain(run: Run, strategy: str, *, projection: Projection | None = None) -> Explanation:
@@ -58,4 +54,4 @@ def explain(run: Run, strategy: str, *, projection: Projection | None = None) ->
 def in_order(collectives: tuple[Collective, ...]) -> tuple[Collective, ...]:
     """Return the collectives of a step in the order in which they happen; those that nobody sends are left out."""
     sent = [one for one in collectives if one.sent]
-    return tuple(sorted(sent, key=lambda one: PHASES.index(one.phase) if one.phase in PHASES else len(PHASES)))
+    return tuple(sorted(sent, key=lambda one: PHASES.index(one.phase)))

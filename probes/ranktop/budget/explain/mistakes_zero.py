@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ranktop.budget.explain.estimators import Estimate, zero_2
+from ranktop.budget.estimators import bucket_rule
+from ranktop.budget.explain.estimators import Said, zero_2
 from ranktop.budget.explain.estimators import zero_3 as estimated_zero_3
 from ranktop.budget.explain.explanation import Mistake
 from ranktop.budget.explain.facts import Facts
@@ -49,7 +50,7 @@ def _overlap(facts: Facts) -> Iterator[Mistake]:
     if zero is None:
         return
     item = DTYPE_BYTES[facts.plan.precision.parameters]
-    rule = round(4.5 * item * (zero.reduce_bucket_size + zero.allgather_bucket_size))
+    rule = round(bucket_rule(zero.reduce_bucket_size, zero.allgather_bucket_size, item))
     copy = min(zero.reduce_bucket_size, facts.whole.trainable) * item
     here = "two buckets" if zero.overlap_comm else "one bucket, as overlap_comm is off,"
     yield Mistake(
@@ -130,7 +131,7 @@ def offload(facts: Facts) -> Iterator[Mistake]:
         )
 
 
-def _estimated(facts: Facts, said: Estimate | None) -> Iterator[Mistake]:
+def _estimated(facts: Facts, said: Said | None) -> Iterator[Mistake]:
     """Put DeepSpeed's own estimator beside the budget."""
     peak = facts.peak
     if said is None or peak is None:

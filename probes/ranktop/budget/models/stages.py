@@ -10,8 +10,8 @@ from ranktop.budget.model import BadInput, Tensor
 from ranktop.budget.models.section import Section
 from ranktop.budget.plan import Layout, Plan
 
-_V_SHAPED: Final = ("zbv", "dualpipe-v")
-"""Schedules whose second chunk runs back through the ranks: the first rank has both ends of the model."""
+V_SHAPED: Final = ("zbv", "dualpipe-v")
+"""Schedules of two chunks per rank, the second of which runs back: the first rank has both ends of the model."""
 
 
 def chunk_layers(layers: int, chunks: int) -> list[range]:
@@ -38,7 +38,7 @@ def chunks_of(plan: Plan) -> tuple[tuple[int, ...], int]:
         return (0,), 1
     if not 0 <= rank < stages:
         raise BadInput(f"pipeline stage {rank} is not among {stages}")
-    if plan.pipeline is not None and plan.pipeline.schedule in _V_SHAPED:
+    if plan.pipeline is not None and plan.pipeline.schedule in V_SHAPED:
         return (rank, 2 * stages - 1 - rank), 2 * stages
     virtual = max(1, plan.pipeline.virtual) if plan.pipeline is not None else 1
     return tuple(range(rank, stages * virtual, stages)), stages * virtual

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from ranktop.budget.config import DoubleKeyError, without_doubles
 from ranktop.budget.model import BadInput
 
 LARGEST: Final = 16 << 20
@@ -39,14 +40,14 @@ def json_of(flag: str, path: Path) -> Mapping[str, Any]:
     """Return the object of a JSON file. Raises BadInput with line and column."""
     text = text_of(flag, path)
     try:
-        found = json.loads(text, object_pairs_hook=_without_doubles)
+        found = json.loads(text, object_pairs_hook=without_doubles)
     except json.JSONDecodeError as error:
         what = "the file is empty" if not text.strip() else error.msg
         raise BadInput(
             f"{flag} {shown(path)}: invalid JSON at line {error.lineno} column {error.colno}: {what}"
         ) from None
-    except _Double as error:
-        raise BadInput(f"{flag} {shown(path)}: {error.key!r} stands there twice") from None
+    except DoubleKeyError as error:
+        raise BadInput(f"{flag} {shown(path)}: {str(error)!r} stands there twice") from None
     except (RecursionError, ValueError):
         raise BadInput(f"{flag} {shown(path)}: invalid JSON: nested too deeply, or a number too long") from None
     return _mapping(flag, path, found, "a JSON object, as in {...}")
@@ -80,22 +81,6 @@ def toml_of(flag: str, path: Path) -> Mapping[str, Any]:
         raise BadInput(f"{flag} {shown(path)}: invalid TOML: {error}") from None
     except RecursionError:
         raise BadInput(f"{flag} {shown(path)}: invalid TOML: nested too deeply") from None
-
-
-class _Double(Exception):
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.key = key
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a key that stands twice, as DeepSpeed itself does: one of the two would be ignored silently."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise _Double(key)
-        found[key] = value
-    return found
 
 
 def _mapping(flag: str, path: Path, found: object, wanted: str) -> Mapping[str, Any]:
