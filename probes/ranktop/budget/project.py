@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -13,7 +13,7 @@ from ranktop.budget.model import Model, NoRule
 from ranktop.budget.plan import Layout, Plan
 from ranktop.budget.run import STRATEGIES, Projection, RankBudget, Run
 from ranktop.budget.strategies import plan_of
-from ranktop.budget.terms import ALL_MOMENTS, Amount, Budget
+from ranktop.budget.terms import STEP, Amount, Budget
 
 ENOUGH = 1 << 20
 """A micro-batch that nobody asks for: beyond it the search for the largest one stops."""
@@ -56,8 +56,8 @@ def _size(rank: RankBudget) -> int:
 def places(layout: Layout, strategy: str) -> Iterator[tuple[Layout, tuple[int, ...]]]:
     """Yield one place for each kind of rank, with the global ranks that are like it.
 
-    Ranks count tensor parallel fastest, then context, data, pipeline. Among equal shards only the last one may hold
-    less (its remainder); it is told apart, the others go with the first, which holds the most.
+    Ranks count tensor parallel fastest, then context, data, pipeline. Among equal shards the last one may differ (a
+    remainder, padding, the border of a flat group); it is told apart, the others go with the first.
     """
     inner = layout.tensor * layout.context
     data = layout.data
@@ -206,26 +206,55 @@ def _hardest(ranks: tuple[RankBudget, ...]) -> tuple[RankBudget, ...]:
 
 
 def _largest(run: Run, plan: Plan, ranks: tuple[RankBudget, ...]) -> int | None:
-    """Return the largest micro-batch that fits every rank.
+    """Return the largest micro-batch that fits every rank; None when it is unknown or has no limit.
 
-    At every moment the bytes grow linearly in the micro-batch, so two points tell the line.
+    What a moment needs is the highest of several lines in the micro-batch: a line through two points is never above
+    it beyond them, so that it leads to a first upper limit, and stepping down from there finds the answer.
     """
-    batch = plan.batch.micro_batch
-    if run.device_memory is None or batch is None or any(rank.total is None for rank in ranks):
+    batch, memory = plan.batch.micro_batch, run.device_memory
+    if memory is None or batch is None or any(rank.total is None for rank in ranks):
         return None
-    twice = replace(run, micro_batch=2 * batch)
-    larger = replace(plan, batch=replace(plan.batch, micro_batch=2 * batch))
+    hardest = _hardest(ranks)
+
+    def budgets(size: int) -> list[Budget]:
+        asked = replace(run, micro_batch=size)
+        return [rank_budget(asked, replace(each.plan, batch=replace(plan.batch, micro_batch=size))) for each in hardest]
+
+    now, then = [each.budget for each in hardest], budgets(2 * batch)
+    if not all(_fits(each, memory) for each in now):
+        low, high = 0, batch
+    elif not all(_fits(each, memory) for each in then):
+        low, high = batch, 2 * batch
+    else:
+        low, high = 2 * batch, 1 + min(_limit(*pair, batch, memory) for pair in zip(now, then, strict=True))
+        if high > ENOUGH:
+            return None
+    return _between(low, high, lambda size: all(_fits(each, memory) for each in budgets(size)))
+
+
+def _fits(budget: Budget, memory: int) -> bool:
+    return all((budget.total(moment) or 0) <= memory for moment in STEP)
+
+
+def _limit(now: Budget, then: Budget, batch: int, memory: int) -> int:
+    """Return the micro-batch at which the first line through ``batch`` and twice of it reaches the capacity."""
     best = ENOUGH
-    for here in _hardest(ranks):
-        there = rank_budget(twice, replace(larger, layout=here.plan.layout))
-        for moment in ALL_MOMENTS:
-            now, then = here.budget.total(moment), there.total(moment)
-            if now is None or then is None or moment in ("load", "checkpoint_save"):
-                continue
-            slope = (then - now) / batch
-            fixed = now - slope * batch
-            if slope > 0:
-                best = min(best, int((run.device_memory - fixed) // slope))
-            elif now > run.device_memory:
-                best = 0
-    return max(0, best) if best < ENOUGH else None
+    for moment in STEP:
+        here, there = now.total(moment) or 0, then.total(moment) or 0
+        if there > here:
+            best = min(best, 2 * batch + (memory - there) * batch // (there - here))
+    return best
+
+
+def _between(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number below ``high`` that fits; ``low`` does, and most often the last one does."""
+    step = 1
+    while high - low > 1:
+        middle = max(low + 1, high - step)
+        if fits(middle):
+            low = middle
+        else:
+            high, step = middle, 2 * step
+        if middle <= (low + high) // 2:
+            step = max(1, (high - low) // 2)
+    return low

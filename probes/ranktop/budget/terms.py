@@ -24,6 +24,9 @@ ALL_MOMENTS: Final = (
 )  # fmt: skip
 """Moments and stretches in the order of time; a full budget speaks for each."""
 
+STEP: Final = tuple(moment for moment in ALL_MOMENTS if moment not in ("load", "checkpoint_save"))
+"""Moments and stretches of a step: loading and saving stand beside it."""
+
 BUDGETED: Final = (*STATES, "activations", "buffers", "runtime")
 """Categories that a plan can know before the job runs; their sum is a rank's expected total."""
 
@@ -127,8 +130,8 @@ class Budget:
         """
         best: str | None = None
         most = -1
-        for moment in ALL_MOMENTS:
-            if moment in ("load", "checkpoint_save") or not self.at(moment):
+        for moment in STEP:
+            if not self.at(moment):
                 continue
             size = self.total(moment)
             if size is None:

@@ -9,10 +9,7 @@ from ranktop.budget.explain.explanation import MOST_RANKS, SHOWN, Moment, Rank, 
 from ranktop.budget.explain.whole import Whole
 from ranktop.budget.plan import Layout, Plan
 from ranktop.budget.run import WITHOUT_PEAK, Projection, RankBudget
-from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, Budget, Part
-
-STEP: Final = tuple(moment for moment in ALL_MOMENTS if moment not in ("load", "checkpoint_save"))
-"""Moments of a step."""
+from ranktop.budget.terms import BUDGETED, STEP, Budget, Part
 
 MODEL_AXES: Final = ("pipeline", "tensor")
 """Axes that split the model itself, the outermost first."""

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ranktop.budget.explain.pictures import STEP
 from ranktop.budget.models.stages import stage_layers
 from ranktop.budget.plan import Layout, Plan
 from ranktop.budget.project import collectives_of, places, rank_budget
 from ranktop.budget.run import Run
 from ranktop.budget.strategies import plan_of
-from ranktop.budget.terms import Budget
+from ranktop.budget.terms import STEP, Budget
 
 FEW: Final = 4
 """Stages of which each is looked at."""
@@ -60,10 +59,14 @@ def _size(budget: Budget) -> int:
 
 
 def _candidates(run: Run, plan: Plan) -> Iterator[Layout]:
-    """Yield the places whose rank may need the most: a last shard never holds more than the first one."""
+    """Yield the places whose rank may need the most.
+
+    A last shard never holds more than the first one, but for ZeRO's flat groups: there it is a matter of borders.
+    """
     stages = _stages(run, plan)
+    flat = plan.zero is not None and plan.zero.stage < 3
     for place, _ in places(plan.layout, plan.strategy):
-        last_shard = plan.layout.replicate == 1 and place.shard_rank > 0
+        last_shard = plan.layout.replicate == 1 and place.shard_rank > 0 and not flat
         if place.pipeline_rank in stages and not last_shard:
             yield place
 

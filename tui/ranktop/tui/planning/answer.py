@@ -9,12 +9,9 @@ from ranktop.budget.model import BadInput, NoRule
 from ranktop.budget.project import project
 from ranktop.budget.run import WITHOUT_PEAK, Projection, Run
 from ranktop.budget.strategies import plan_of
-from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, Amount
+from ranktop.budget.terms import BUDGETED, STEP, Amount
 from ranktop.tui.planning.request import Request
 from ranktop.tui.planning.sizes import Unit, unit_for
-
-STEP: Final = tuple(moment for moment in ALL_MOMENTS if moment not in ("load", "checkpoint_save"))
-"""Moments of a step, among which the peak is."""
 
 
 @dataclass(frozen=True, kw_only=True)

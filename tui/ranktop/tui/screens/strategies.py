@@ -71,7 +71,8 @@ class StrategiesScreen(LiveScreen):
             missing = False
             self.app.report(error)
         if missing:
-            self.call_later(self._slice)
+            # By a timer and not at once: keys must have their turn in between.
+            self.set_timer(0.001, self._slice)
             return
         self._computing = False
         self.hurry()
