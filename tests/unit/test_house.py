@@ -37,12 +37,36 @@ def loaded_after(statement: str) -> set[str]:
     "statement",
     [
         "import ranktop.tui.app, ranktop.tui.cli, ranktop.tui.status, ranktop.tui.demo, ranktop.tui.session.receiver",
-        "import ranktop.budget.states, ranktop.budget.words, ranktop.budget.zero",
+        "import ranktop.tui.screens.strategies, ranktop.tui.screens.explain, ranktop.tui.screens.fit",
         "import ranktop.wire.codec, ranktop.wire.schema, ranktop.wire.endpoints",
     ],
 )
 def test_the_dashboard_does_not_load_torch(statement: str) -> None:
     assert not loaded_after(statement) & {"torch", "numpy", "deepspeed"}
+
+
+def test_the_budget_is_standard_library_only() -> None:
+    modules = [
+        ".".join(file.relative_to(ROOT / "probes").with_suffix("").parts)
+        for file in (ROOT / "probes" / "ranktop" / "budget").rglob("*.py")
+        if file.stem != "__init__"
+    ]
+    assert len(modules) > 100
+    before = loaded_after("")
+    assert loaded_after(f"import {', '.join(modules)}") - before - {"ranktop"} <= sys.stdlib_module_names
+
+
+def test_the_planner_loads_neither_torch_nor_the_dashboard() -> None:
+    script = """import contextlib, os
+from ranktop.tui.explain import explain
+from ranktop.tui.plan import plan
+flags = ["--model", "gpt2", "--world-size", "4", "--gpu", "h100"]
+with contextlib.redirect_stdout(open(os.devnull, "w")):
+    for more in ([], ["--json"], ["--fit", "--global-batch", "8"]):
+        assert plan(flags + more) == 0
+    assert explain(["zero2", *flags]) == 0"""
+    loaded = loaded_after(script)
+    assert not loaded & {"torch", "numpy", "deepspeed", "textual", "zmq", "msgspec", "typer", "psutil", "pynvml"}
 
 
 @pytest.mark.parametrize(
