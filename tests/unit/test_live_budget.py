@@ -9,7 +9,16 @@ import pytest
 from ranktop.budget.activations.closed import activations
 from ranktop.budget.expected import expected
 from ranktop.budget.inventory import Inventory, Kind
-from ranktop.budget.live import NO_BATCH, NOT_RECOGNISED, OUTPUTS, ROUNDING, as_measured, live_budget, understand
+from ranktop.budget.live import (
+    NO_BATCH,
+    NOT_RECOGNISED,
+    OTHER_OBJECTS,
+    OUTPUTS,
+    ROUNDING,
+    as_measured,
+    live_budget,
+    understand,
+)
 from ranktop.budget.live_gathered import gathered
 from ranktop.budget.model import Model
 from ranktop.budget.models.place import inventory
@@ -110,7 +119,7 @@ def test_outputs_that_a_script_holds_are_there_until_the_next_forward_has_return
 def test_when_outputs_are_let_go_is_a_slack_while_a_step_runs() -> None:
     plan = replace(PLAN, forward=replace(OUTSIDE, cache_bytes=1000))
     budget = live_budget(inventory(MODEL, plan), plan)
-    slacks = {moment: budget.at(moment)["activations"].slack for moment in ALL_MOMENTS}
+    slacks = {moment: budget.at(moment)["activations"].slack - OTHER_OBJECTS for moment in ALL_MOMENTS}
     assert slacks == {
         moment: 0 if moment in ("load", "checkpoint_save") else LOGITS + 1000 for moment in ALL_MOMENTS
     }  # fmt: skip
@@ -130,10 +139,11 @@ def test_autocasts_cache_holds_checkpointed_blocks_weights_until_the_script_leav
     assert "copies of weights in autocast's cache" not in names(at("backward_start", plan))
 
 
-def test_malloc_has_no_blocks_of_512_bytes() -> None:
+def test_malloc_has_no_blocks_of_512_bytes_but_other_customers() -> None:
     on_gpu = replace(PLAN, host=False)
     assert ROUNDING in names(at("step_start", on_gpu))
     assert ROUNDING not in names(at("step_start", PLAN))
+    assert at("step_start", PLAN).slack == LOGITS + OTHER_OBJECTS
 
 
 def test_what_measuring_cannot_tell_from_temporaries_is_an_activation() -> None:
@@ -175,7 +185,7 @@ def test_fsdp2_lets_go_of_the_last_all_gather_before_or_after_the_reading() -> N
     assert [part.bytes for part in parts] == [BLOCK]
     assert slack == BLOCK
     assert gathered("backward_start", known, SHARDED, first_step=False) == ((), 0)
-    assert at("forward_end", SHARDED).slack == LOGITS + BLOCK
+    assert at("forward_end", SHARDED).slack == LOGITS + BLOCK + OTHER_OBJECTS
     half = replace(SHARDED, precision=Precision(compute="bfloat16", reduce="float32"))
     assert gathered("forward_end", known, half, first_step=False)[1] == BLOCK // 2
     alone = replace(SHARDED, layout=Layout())

@@ -43,6 +43,11 @@ def live(**fields: object) -> Plan:
     return replace(base, **fields)  # type: ignore[arg-type]
 
 
+LARGE = live(
+    batch=Batch(micro_batch=256, sequence_length=32, accumulation=1),
+    forward=Forward(heads=4, output_bytes=0, loss_inside=False),
+)
+"""Beside whose activations nothing counts that malloc gives to others."""
 ALWAYS = tuple(MOMENTS)
 TWICE = Batch(micro_batch=4, sequence_length=32, accumulation=2)
 PLANS = {
@@ -147,12 +152,12 @@ def measured(plan: Plan, times: float) -> Job:
 
 
 def test_what_was_measured_goes_into_the_other_rows() -> None:
-    plan = live(forward=Forward(heads=4, output_bytes=0, loss_inside=False))
+    plan = LARGE
     job = measured(plan, 1.5)
     assert ratio(job, understand(job.inventory, plan)) == pytest.approx(1.5, abs=0.001)
     run = as_run(job)
     assert run.activations is not None
-    twice = replace(plan, batch=replace(plan.batch, micro_batch=8))
+    twice = replace(plan, batch=replace(plan.batch, micro_batch=512))
     found = run.activations(MODEL, twice)
     assert found.saved == pytest.approx(1.5 * activations(MODEL, twice).saved, rel=0.01)
     assert "measured in this job" in found.rule
@@ -163,7 +168,7 @@ def test_what_was_measured_goes_into_the_other_rows() -> None:
 
 @pytest.mark.parametrize("times", [0.99, 1.0, 1.015])
 def test_a_measurement_that_confirms_the_closed_form_leaves_it_as_it_is(times: float) -> None:
-    plan = live(forward=Forward(heads=4, output_bytes=0, loss_inside=False))
+    plan = LARGE
     run = as_run(measured(plan, times))
     assert run.activations is not None
     assert run.activations(MODEL, plan) == activations(MODEL, plan)

@@ -16,6 +16,8 @@ from ranktop.budget.terms import DTYPE_BYTES, Amount, Budget, Part
 NOT_RECOGNISED: Final = "the shapes of its parameters are those of no architecture that is known here"
 ROUNDING: Final = "rounding to the allocator's blocks"
 OUTPUTS: Final = "logits of the output object"
+OTHER_OBJECTS: Final = 2**20
+"""Bytes by which what Python and libraries have from malloc changes over a job's steps (up to 0.8 MiB were seen)."""
 NO_BATCH: Final = "the micro-batch has not been seen"
 
 
@@ -79,8 +81,9 @@ def _as_read(moment: str, activations: Amount, plan: Plan, found: Live, first_st
     if activations.bytes is None:
         return replace(activations, rule=found.reason or activations.rule)
     if plan.host:
-        # malloc has no blocks of 512 bytes.
+        # malloc has no blocks of 512 bytes, but serves others too.
         activations = _without(activations, ROUNDING)
+        activations = replace(activations, slack=activations.slack + OTHER_OBJECTS)
     seen, alive = plan.forward, found.activations
     if seen is None or alive is None or seen.output_bytes is None:
         return activations
