@@ -13,6 +13,8 @@ import pytest
 from ranktop.budget import zero
 from ranktop.budget.activations.saved import Activations
 from ranktop.budget.inventory import Inventory, Kind
+from ranktop.budget.model import Model
+from ranktop.budget.models.place import inventory
 from ranktop.budget.plan import Batch, Layout, OptimizerPlan, Plan, Precision, Zero
 from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, MOMENTS, STATES, Amount
 from ranktop.budget.zero_gather import Limits, gathered
@@ -303,8 +305,8 @@ def test_a_higher_stage_never_holds_more_states(moment: str) -> None:
 
 
 def test_a_bare_number_of_parameters_is_divided_evenly() -> None:
-    count = Inventory.of([Kind((8_000_000_000,), "bfloat16")])
-    row = between(count, plan(2, 8, zero={"reduce_bucket_size": 500_000_000}))
+    own = plan(2, 8, zero={"reduce_bucket_size": 500_000_000})
+    row = between(inventory(Model(count=8_000_000_000), own), own)
     assert row["gradients"].bytes == pytest.approx(8e9 / 8 * 2, rel=0.01)
     assert row["parameters"].bytes == pytest.approx(16e9, rel=1e-6)
 

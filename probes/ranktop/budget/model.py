@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
+from typing import Final
+
+LEARNED_POSITIONS: Final = ("gpt", "gpt2", "bert", "vit")
+"""Families whose positions are a table of parameters: a sequence cannot be longer."""
 
 
 class NoRule(Exception):

@@ -22,6 +22,8 @@ STRATEGIES: Final = (
 PRECISIONS: Final = ("fp32", "amp-fp16", "amp-bf16", "bf16", "bf16-master", "fp16-master", "fp8")
 """``amp-*``: autocast over fp32 weights; ``*-master``: 16-bit weights with fp32 master copies."""
 
+CHECKPOINTING: Final = ("none", "selective", "full")
+"""Of activations: ``selective`` recomputes what is cheap to, ``full`` whole blocks."""
 
 WITHOUT_PEAK: Final = "backward"
 """What is shown when the peak is unknown: inside backward parameters, gradients and optimizer state are all alive, as
@@ -48,7 +50,7 @@ class Run:
     """Tokens per sample; 0 = the model's own ``positions``."""
     accumulation: int = 1
     checkpointing: str = "none"
-    """``none``, ``selective`` or ``full``."""
+    """One of CHECKPOINTING."""
     checkpoint_every: int = 1
     attention: str = "sdpa"
     loss: str = "upcast"

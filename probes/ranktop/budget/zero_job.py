@@ -45,7 +45,6 @@ class Job:
         self.options = options
         self.first_step = first_step
         self.plan = _with_masters(_with_own_states(plan), options)
-        inventory = _in_pieces(inventory, max(1, plan.layout.shard))
         self.kinds: list[Kind] = list(inventory)
         order, kinds = inventory.order, inventory.kinds
         by_kind = [(kind.numel, kind.itemsize, self.is_updated(kind)) for kind in kinds]
@@ -98,25 +97,6 @@ class Job:
     def ready(self, kind: Kind) -> bool:
         """Whether an accumulated gradient already has the dtype that it is used in."""
         return (self.options.gradient_dtype or kind.dtype) == (self.plan.precision.master or kind.dtype)
-
-
-PIECE: Final = 100_000_000
-"""Elements of a large matrix: what a bare number of parameters is cut into."""
-
-
-def _in_pieces(inventory: Inventory, ranks: int) -> Inventory:
-    """Cut a model of which only the number of parameters is known into tensors, as many on every rank.
-
-    One tensor would lie on every rank's border, and what touches a part is kept whole (stages 1 and 2).
-    """
-    if len(inventory) != 1 or len(inventory.kinds[0].shape) != 1 or inventory.kinds[0].numel <= PIECE:
-        return inventory
-    kind = inventory.kinds[0]
-    each = min(-(-kind.numel // (ranks * PIECE)), max(1, 512 // ranks))
-    count = each * ranks
-    small, larger = divmod(kind.numel, count)
-    kinds = (replace(kind, shape=(small + 1,)), replace(kind, shape=(small,)))
-    return replace(inventory, kinds=kinds, order=(0,) * larger + (1,) * (count - larger))
 
 
 def _with_own_states(plan: Plan) -> Plan:

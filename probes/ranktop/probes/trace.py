@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ranktop.budget.model import BadInput
+from ranktop.probes.trace_model import one_line
 
 if TYPE_CHECKING:
     from ranktop.budget.activations.coefficients import Coefficients
@@ -139,8 +140,7 @@ def _failed(line: str, status: int, verbose: bool) -> int:
 
 def _where(error: BaseException) -> str:
     """Return an exception with the last place in the user's code that it passed."""
-    text = str(error).strip().splitlines()
-    named = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    named = one_line(error)
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if "site-packages" not in f.filename and f"{os.sep}ranktop{os.sep}" not in f.filename]
     last = (theirs or frames)[-1] if frames else None

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ranktop.budget.model import LEARNED_POSITIONS
 from ranktop.budget.plan import Plan
 from ranktop.budget.run import Run
-
-LEARNED: Final = ("gpt", "gpt2", "bert", "vit")
-"""Families whose positions are a table: a sequence cannot be longer."""
 
 ADAMS: Final = ("Adam", "AdamW")
 
@@ -66,7 +64,7 @@ def _batch(run: Run, strategy: str, plan: Plan) -> Iterator[Change]:
         yield replace(more, telling=True)
     length = plan.batch.sequence_length or 0
     longest = run.model.positions
-    if length and (2 * length <= longest or (not longest and run.model.family not in LEARNED)):
+    if length and (2 * length <= longest or (not longest and run.model.family not in LEARNED_POSITIONS)):
         yield _change(replace(run, sequence_length=2 * length), strategy, "sequence", length, 2 * length,
                       f"--seq-len {2 * length}")  # fmt: skip
     elif length >= 2 and run.model.family != "vit":

@@ -7,16 +7,16 @@ from math import prod
 from typing import Any, Final
 
 from ranktop.budget.axes import check
-from ranktop.budget.model import BadInput
+from ranktop.budget.model import LEARNED_POSITIONS, BadInput
 from ranktop.budget.optimizer_names import by_name
 from ranktop.budget.plan import OptimizerPlan
-from ranktop.budget.run import PRECISIONS, STRATEGIES, Run
+from ranktop.budget.run import CHECKPOINTING, PRECISIONS, STRATEGIES, Run
 from ranktop.tui.planning.configs import Given, Numbers
 from ranktop.tui.planning.configs import given as configs_of
 from ranktop.tui.planning.flags import Flags, meant, spelled
 from ranktop.tui.planning.model_flags import model_of_flags
 from ranktop.tui.planning.numbers import rate, size, whole
-from ranktop.tui.planning.training_flags import ATTENTION, CHECKPOINTING, LOSSES, STACKS, choice, lora
+from ranktop.tui.planning.training_flags import ATTENTION, LOSSES, STACKS, choice, lora
 
 MOST: Final = {
     "world_size": 10**7, "gpus_per_node": 10**4, "dp": 10**7, "tp": 10**4, "pp": 10**4, "cp": 10**5, "ep": 10**5,
@@ -75,6 +75,8 @@ def request(flags: Flags) -> Request:
         **layout,
         **_training(flags, config, numbers),
     )
+    if numbers["checkpoint_every"] is not None and run.checkpointing != "full":
+        raise BadInput("--checkpoint-every is for --checkpointing full; give that too, or leave it out")
     check(run)
     _check_sequence(run)
     run, length = _usual_length(run)
@@ -198,7 +200,7 @@ def strategies(text: str | None) -> tuple[str, ...]:
 def _check_sequence(run: Run) -> None:
     """Raise BadInput for a sequence that learned positions do not reach."""
     model = run.model
-    if model.family in LEARNED and model.positions and run.sequence_length > model.positions:
+    if model.family in LEARNED_POSITIONS and model.positions and run.sequence_length > model.positions:
         raise BadInput(
             f"--seq-len {run.sequence_length}: {model.name} has learned positions for {model.positions} tokens at most"
         )
@@ -214,6 +216,3 @@ def _usual_length(run: Run) -> tuple[Run, tuple[str, ...]]:
 
 USUAL: Final = 8192
 """Tokens per sample that are taken for models made for more."""
-
-LEARNED: Final = ("gpt", "gpt2", "bert", "vit")
-"""Families whose positions are a table of parameters."""

@@ -10,7 +10,6 @@ from ranktop.budget.plan import Lora
 from ranktop.tui.planning.flags import Flags, meant
 from ranktop.tui.planning.numbers import whole
 
-CHECKPOINTING: Final = ("none", "selective", "full")
 ATTENTION: Final = ("sdpa", "eager", "flash")
 LOSSES: Final = ("upcast", "plain", "hf", "megatron", "megatron-fused", "chunked", "none")
 STACKS: Final = ("torch", "megatron")

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ranktop.budget.model import BadInput, NoRule
 from ranktop.budget.naming import own_strategy
 from ranktop.budget.plan import Fsdp, OptimizerPlan
-from ranktop.budget.run import STRATEGIES, Projection, Run
+from ranktop.budget.run import CHECKPOINTING, STRATEGIES, Projection, Run
 from ranktop.budget.terms import Amount, Memory
 from ranktop.budget.whatif import Job, as_run
 from ranktop.tui.session.expected import allocated, difference, peak_moment
@@ -19,7 +19,6 @@ from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 
 PRECISIONS: Final = ("fp32", "amp-bf16", "bf16-master", "bf16")
-CHECKPOINTING: Final = ("none", "selective", "full")
 OPTIMIZERS: Final = ("adamw", "adamw8bit", "adafactor", "lion", "muon", "momentum", "sgd")
 OFFLOAD: Final = ("none", "cpu")
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from ranktop.budget.terms import CATEGORIES, STATES, Amount, Memory
-from ranktop.tui.session.expected import allocated, difference, steady
+from ranktop.budget.terms import CATEGORIES, Amount, Memory
+from ranktop.tui.session.expected import ALLOCATED, allocated, difference, steady
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.view.bar import DRAWN
 from ranktop.tui.view.text import Unit, unit_for, whole
 
 PROCESS: Final = tuple(name for name in DRAWN if name != "other")
-TENSORS: Final = (*STATES, "activations", "buffers")
 
 SMALL: Final = 0.05
 """Below this share of the full bar everything would be a sliver: the scale zooms in by itself."""
@@ -114,7 +113,7 @@ class Scale:
     @property
     def drawn(self) -> tuple[str, ...]:
         """Categories that the bar stacks at this scale."""
-        return {"process": PROCESS, "tensors": TENSORS}.get(self.zoom, DRAWN)
+        return {"process": PROCESS, "tensors": ALLOCATED}.get(self.zoom, DRAWN)
 
     def words(self) -> tuple[str, ...]:
         """Say what the full bar is, longest form first."""
