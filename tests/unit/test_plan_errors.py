@@ -102,7 +102,8 @@ def test_what_cannot_be_meant(capsys: pytest.CaptureFixture[str], arguments: lis
 def test_files_that_are_not_there_or_none(capsys: pytest.CaptureFixture[str], tmp_path: Path, flag: str) -> None:
     base = [] if flag == "--model" else ["--model", "llama-3-8b"]
     assert "no such file" in complaint(capsys, *base, flag, str(tmp_path / "missing.json"))
-    assert "is a directory" in complaint(capsys, *base, flag, str(tmp_path))
+    wanted = "no config.json in that folder" if flag == "--model" else "is a directory"
+    assert wanted in complaint(capsys, *base, flag, str(tmp_path))
     binary = tmp_path / "weights.json"
     binary.write_bytes(b"\x80\x81\xff")
     assert "is not text" in complaint(capsys, *base, flag, str(binary))

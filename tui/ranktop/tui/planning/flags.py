@@ -168,5 +168,6 @@ def meant(text: str, known: Sequence[str]) -> str:
     """Return `` (did you mean a or b?)`` for close matches, else nothing."""
     from difflib import get_close_matches
 
-    close = get_close_matches(text, known, n=3)
+    close = [name for name in known if len(text) > 2 and name.startswith(text)][:3]
+    close = close or get_close_matches(text, known, n=3)
     return f" (did you mean {' or '.join(close)}?)" if close else ""

@@ -17,6 +17,8 @@ MOST_PARAMETERS: Final = 10**16
 
 NOTHING: Final = "say which model: --model NAME, --model path/to/config.json, or --params 7.5e9"
 
+OTHER_MODELS: Final = "; any other model: --params with its shape, or --trace MODULE:CLASS"
+
 ENOUGH_ALIKE: Final = 0.1
 """A shape whose parameters differ by more from the number given beside it is not that model's."""
 
@@ -53,7 +55,9 @@ def _named(text: str) -> Model:
         from ranktop.budget.models.catalogue import find
 
         return find(text)
-    if path.is_dir() and (path / "config.json").is_file():
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise BadInput(f"--model {shown(path)}: there is no config.json in that folder")
         path = path / "config.json"
     from ranktop.budget.models.huggingface import model_of
 
@@ -61,7 +65,7 @@ def _named(text: str) -> Model:
     try:
         return model_of(json_of("--model", path), name or path.stem)
     except BadInput as error:
-        told = str(error)
+        told = str(error) + (OTHER_MODELS if "model_type" in str(error) else "")
         raise BadInput(told if shown(path) in told else f"--model {shown(path)}: {told}") from None
 
 

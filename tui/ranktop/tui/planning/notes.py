@@ -44,7 +44,8 @@ def _shape(model: Model) -> Iterator[str]:
     grouped = f" ({model.kv_heads} key/value)" if model.kv_heads not in (0, model.heads) else ""
     yield f"{model.heads} heads{grouped}"
     yield f"ffn {model.ffn}"
-    yield f"vocabulary {model.vocab}"
+    if model.vocab:
+        yield f"vocabulary {model.vocab}"
     if model.experts:
         yield f"{model.experts} experts, {model.experts_per_token} per token"
 

@@ -17,6 +17,11 @@ from ranktop.budget.run import Run
 DEADLINE: Final = 120.0
 """Seconds that a trace may take."""
 
+LAYERS_ARG: Final = "name it by --layers-arg"
+"""The trace's own flag, which the plan has not."""
+
+CALLED_SO: Final = "call it so, or trace a function around it"
+
 GRACE: Final = 10.0
 """Seconds beyond its own deadline after which the process is killed."""
 
@@ -63,7 +68,8 @@ def _answer(command: list[str]) -> str:
     if process.returncode:
         said = complaint.decode(errors="replace").strip().splitlines()
         how = f"its process was ended by signal {-process.returncode}" if process.returncode < 0 else "it failed"
-        raise BadInput(f"--trace: {said[-1].removeprefix('trace: ') if said else how}")
+        told = said[-1].removeprefix("trace: ") if said else how
+        raise BadInput(f"--trace: {told.replace(LAYERS_ARG, CALLED_SO)}")
     return out.decode(errors="replace")
 
 

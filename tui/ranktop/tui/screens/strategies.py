@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
@@ -21,6 +22,8 @@ from ranktop.tui.widgets.lines import Lines
 
 SLICE: Final = 0.025
 """Seconds of arithmetic between two looks at the keys."""
+
+PAUSE: Final = 0.001
 
 WORDS: Final = {
     "world_size": "ranks", "micro_batch": "micro-batch", "sequence_length": "tokens per sample",
@@ -71,8 +74,9 @@ class StrategiesScreen(LiveScreen):
             missing = False
             self.app.report(error)
         if missing:
-            # By a timer and not at once: keys must have their turn in between.
-            self.set_timer(0.001, self._slice)
+            # Not at once: keys must have their turn in between. Not by set_timer: Textual never fires a single timer
+            # that is late before it begins to wait, which happens on a busy machine, and no row would follow.
+            asyncio.get_running_loop().call_later(PAUSE, self.call_later, self._slice)
             return
         self._computing = False
         self.hurry()

@@ -86,7 +86,7 @@ def _verdict(explanation: Explanation, paper: Paper) -> tuple[str, str]:
     if found.headroom < 0:
         return f"{text}: {paper.size(-found.headroom)} more than the {capacity} of a GPU.", "bad"
     most = found.max_micro_batch
-    batch = f"; a micro-batch of up to {most} would fit" if most else ""
+    batch = f"; micro-batch {most} is the most that fits" if most else ""
     return f"{text}: {paper.size(found.headroom)} of {capacity} stay free{batch}.", "good"
 
 

@@ -64,7 +64,7 @@ def _reading(options: Options) -> list[str]:
               (glyphs.silent, "silent"), (glyphs.starting, "starting"), (glyphs.missing, "not seen"))  # fmt: skip
     return [
         bar,
-        f"{glyphs.delta} compares what has both sides: 0 is exact, {glyphs.about} is less than the unit shows.",
+        f"{glyphs.delta} compares two sides: 0 is within the rule's error, {glyphs.about} is less than the unit shows.",
         f"Values older than 3 intervals are dim, and the state says how old: {glyphs.silent} silent 12 s.",
         "States: " + ", ".join(f"{mark} {word}" for mark, word in states) + ".",
     ]

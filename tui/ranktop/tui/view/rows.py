@@ -157,15 +157,15 @@ def _sort_mark(key: str, options: Options) -> str:
 
 
 def _bar_title(frame: Table, options: Options, width: int) -> str:
-    moment = MOMENT_WORDS[options.moment]
+    moment, short = MOMENT_WORDS[options.moment], options.moment.replace("_", " ")
     long, *_ = words = frame.scale.words()
     if options.letters:
         sides = ("CAPITAL = as expected, : expected only", "CAPITAL = as expected", "")
     else:
         sides = ("▀ expected  ▄ measured", "▀ exp ▄ now" if options.moment == "now" else "▀ exp ▄ meas", "")
     forms = [f"{sides[0]} at {moment} {options.glyphs.dot} {long}"]
-    forms += [f"{side} at {options.moment} {options.glyphs.dot} {scale}" for scale in words for side in sides[:2]]
-    forms += [f"{sides[1]} {words[-1]}", f"at {options.moment} {words[-1]}", words[-1], ""]
+    forms += [f"{side} at {short} {options.glyphs.dot} {scale}" for scale in words for side in sides[:2]]
+    forms += [f"{sides[1]} {words[-1]}", f"at {short} {words[-1]}", words[-1], ""]
     return first_that_fits(forms, width)
 
 
