@@ -24,6 +24,8 @@ class Case:
     mixed: bool = False
     """FSDP computes in bf16 and reduces in fp32."""
     autocast: bool = False
+    inside: bool = False
+    """Autocast is put around the model's forward, and outputs are cast back, as Accelerate does it."""
     bucket_view: bool = False
     accumulation: int = 1
     no_sync: bool = False
@@ -44,7 +46,8 @@ class Case:
     def name(self) -> str:
         words = [self.model, self.strategy, self.dtype if self.dtype != "fp32" else ""]
         flags = {
-            "grad-op": self.keep, "mixed": self.mixed, "autocast": self.autocast, "views": self.bucket_view,
+            "grad-op": self.keep, "mixed": self.mixed, "autocast": self.autocast, "accelerated": self.inside,
+            "views": self.bucket_view,
             f"x{self.accumulation}": self.accumulation > 1, "no-sync": self.no_sync,
             "checkpointed": self.checkpointing, self.attention: self.attention != "sdpa", "no-cache": not self.cache,
             "root-too": self.root_too, "held": self.held,
@@ -94,6 +97,8 @@ CASES = (
     Case(model="llama", strategy="fsdp1", mixed=True, cache=False),
     Case(model="llama", strategy="fsdp2", mixed=True, checkpointing=True),
     Case(model="llama", strategy="fsdp2", accumulation=2, cache=False),
+    Case(model="gpt", strategy="single", inside=True, held=True),
+    Case(model="llama", strategy="ddp", inside=True, cache=False),
     # Last, for what DeepSpeed changes in the process stays: ZeRO-3 has a linear layer of its own.
     Case(model="gpt", strategy="zero1", dtype="bf16"),
     Case(model="llama", strategy="zero1", dtype="bf16", cache=False),

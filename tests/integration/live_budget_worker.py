@@ -6,6 +6,7 @@ The allocator that the watch reads is the independent count of live storages: ma
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -15,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -141,6 +143,21 @@ def wrap(case: Case, model: nn.Module, block: type[nn.Module]) -> nn.Module:
     return model
 
 
+def cast_inside(model: nn.Module) -> None:
+    """Put autocast around a model's forward and cast its outputs back, as Accelerate's ``prepare_model`` does."""
+    forward = torch.autocast("cpu", torch.bfloat16)(type(model).forward)
+
+    @functools.wraps(forward)
+    def cast_back(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        if isinstance(output, torch.Tensor):
+            return output.float()
+        output.logits = output.logits.float()
+        return output
+
+    model.forward = MethodType(cast_back, model)
+
+
 class Trainer:
     """Makes a case's model and trains it as a script would."""
 
@@ -151,6 +168,8 @@ class Trainer:
         model.to(DTYPES[case.dtype])
         if case.checkpointing:
             model.gradient_checkpointing_enable()  # type: ignore[operator]
+        if case.inside:
+            cast_inside(model)
         self.engine: Any = None
         self.held: Any = None
         if case.strategy.startswith("zero"):

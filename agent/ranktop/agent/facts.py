@@ -110,6 +110,13 @@ def _first_parameter(module: nn.Module) -> torch.Tensor | None:
     return None
 
 
+def gradients_at(table: StepTable | None) -> tuple[str, ...]:
+    """Return the moments at which gradients were alive in the last step read; a habit of the script."""
+    if table is None:
+        return ("backward_end", "step_end")
+    return tuple(m for m in MOMENTS if m in table.moments and table.moments[m].resident.gradients)
+
+
 def unsharded_at(table: StepTable | None) -> tuple[str, ...]:
     """Return the moments of a step at which there were other gradients than it ended with.
 

@@ -30,6 +30,7 @@ from ranktop.agent.facts import (
     clock_of,
     device_of,
     differentiable,
+    gradients_at,
     model_name,
     on_one_device,
     transformed,
@@ -41,7 +42,6 @@ from ranktop.agent.roots import ByIdentity, RootTracker
 from ranktop.agent.runner import one_line
 from ranktop.agent.say import say
 from ranktop.agent.skim import Skim
-from ranktop.budget.terms import MOMENTS
 from ranktop.probes.allocator import HostAllocator, open_allocator
 from ranktop.probes.architecture import Holding, Outputs, output_sizes, with_architecture
 from ranktop.probes.model import ModelProbe
@@ -95,8 +95,6 @@ class Watch:
         self._autocast: str | None = None
         self._outputs: Outputs | None = None
         self._holding = Holding()
-        self._held: int | None = None
-        """Bytes of its outputs that the script held from one forward to the next in its first steps."""
         self._settled = False
         self._surveyed: tuple[object, ...] = ()
         self._survey_time = 0.0
@@ -161,7 +159,7 @@ class Watch:
             self._batch = batch_of(args, kwargs)
             self._autocast = autocast_of(self.device)
         if grad and recorder.count < 3:
-            self._held = left if (left := self._holding.left()) is not None else self._held
+            self._holding.look()
         if grad and self.model is not None and recorder.count < 3:
             self.model.refresh()
         if grad and recorder.count == SETTLED_STEPS and not self._settled:
@@ -350,7 +348,7 @@ class Watch:
         if isinstance(self.allocator, HostAllocator) and self.model is not None:
             held = self.model.resident()
             sizes = (held.parameters, held.gradients, held.optimizer, held.buffers)
-            self.allocator.mark_baseline(sum(size for size in sizes if size is not None) + (self._held or 0))
+            self.allocator.mark_baseline(sum(size for size in sizes if size is not None) + (self._holding.held or 0))
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
@@ -367,8 +365,8 @@ class Watch:
             return
         walked = recorder.reading and self.model.refresh()
         habits = (
-            *(self._batch, recorder.accumulation, self._autocast, self._outputs, self._held),
-            *(self._gradients_at(recorder), unsharded_at(recorder.table)),
+            *(self._batch, recorder.accumulation, self._autocast, self._outputs, self._holding.held),
+            *(gradients_at(recorder.table), unsharded_at(recorder.table)),
         )
         now = time.monotonic()
         due = self.facts is None or recorder.count in (1, 2) or walked
@@ -382,24 +380,16 @@ class Watch:
             micro_batch=self._batch[0],
             sequence_length=self._batch[1],
             accumulation=recorder.accumulation,
-            gradients_at=self._gradients_at(recorder),
+            gradients_at=gradients_at(recorder.table),
             autocast=self._autocast,
             unsharded_at=unsharded_at(recorder.table),
         )
         assert self.device is not None
-        outputs = replace(self._outputs, held=self._held) if self._outputs is not None else None
+        outputs = replace(self._outputs, held=self._holding.held) if self._outputs is not None else None
         plan = with_architecture(detect(root, self.model.optimizers(), self.device, seen), root, outputs)
         facts = Facts(model=model_name(root), inventory=self.model.inventory(), plan=plan)
         if facts != self.facts:
             self.facts = facts
-
-    @staticmethod
-    def _gradients_at(recorder: StepRecorder) -> tuple[str, ...]:
-        """Return the moments at which gradients were alive in the last step read; a habit of the script."""
-        table = recorder.table
-        if table is None:
-            return ("backward_end", "step_end")
-        return tuple(m for m in MOMENTS if m in table.moments and table.moments[m].resident.gradients)
 
     @staticmethod
     def _capturing() -> bool:

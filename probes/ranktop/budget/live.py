@@ -89,7 +89,7 @@ def _as_read(moment: str, activations: Amount, plan: Plan, found: Live, first_st
         return activations
     if moment in ("forward_end", "backward_start"):
         activations = _with_outputs(moment, activations, plan, seen, alive)
-    if moment == "forward_end":
+    if moment == "forward_end" and not seen.autocast_inside:
         activations = _more(activations, Part("copies of weights in autocast's cache", alive.cached, False))
     if _holds_last(moment, plan, first_step):
         activations = _more(activations, Part("last outputs, held by the script", seen.held_bytes or 0, False))

@@ -211,6 +211,8 @@ class Forward:
     """Bytes of a key/value cache among the outputs; it lives as long as the output object."""
     held_bytes: int | None = None
     """Bytes of all these that the script still holds when the next forward begins."""
+    autocast_inside: bool = False
+    """Autocast is in force inside the model's forward alone: what it has cached is gone when forward returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,10 @@ _IMPLEMENTATIONS: Final = {"eager": "eager", "sdpa": "sdpa", "flash_attention_2"
 """transformers' ``_attn_implementation`` -> ``Plan.attention``."""
 
 
+_DECORATORS: Final = 8
+"""Decorators of a ``forward`` that are looked through, at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """What is kept of a forward's outputs instead of the tensors."""
@@ -37,22 +41,25 @@ def with_architecture(plan: Plan, root: nn.Module, outputs: Outputs | None) -> P
     A loss among the outputs, and transformers' habit of upcasting in it, decide ``Plan.loss``.
     """
     size = None if outputs is None else sum(size for _, size in outputs.sizes)
-    inside = None if outputs is None else any(dims == 0 for dims, _ in outputs.sizes)
+    has_loss = None if outputs is None else any(dims == 0 for dims, _ in outputs.sizes)
     seen = Forward(
         output_bytes=size,
-        loss_inside=inside,
+        loss_inside=has_loss,
         cache_bytes=0 if outputs is None else outputs.cache,
         held_bytes=None if outputs is None else outputs.held,
     )
     try:
         config, heads, dropout = _config(root), heads_of(root), dropout_of(root)
+        inside = None if plan.precision.autocast else autocast_inside(root)
     except Exception as error:  # a user's attribute may do anything
         notes = (*plan.notes, f"could not tell the architecture: {type(error).__name__}: {error}"[:200])
         return replace(plan, forward=seen, notes=notes)
-    forward = replace(seen, heads=heads, dropout=dropout)
+    forward = replace(seen, heads=heads, dropout=dropout, autocast_inside=inside is not None)
+    if inside is not None:
+        plan = replace(plan, precision=replace(plan.precision, autocast=inside))
     attention = _IMPLEMENTATIONS.get(str(getattr(config, "_attn_implementation", "")), plan.attention)
     hugging_face = type(config).__module__.startswith("transformers.")
-    loss = "hf" if hugging_face and inside else plan.loss
+    loss = "hf" if hugging_face and has_loss else plan.loss
     return replace(plan, forward=forward, attention=attention, loss=loss)
 
 
@@ -62,9 +69,13 @@ def output_sizes(differentiable: Iterable[torch.Tensor], output: object = None) 
 
 
 def cached(output: object) -> list[torch.Tensor]:
-    """Return the tensors of transformers' key/value cache in an output (``use_cache``)."""
+    """Return the tensors of transformers' key/value cache in an output (``use_cache``).
+
+    Newer versions call it ``cache``, and warn the user about whoever asks for its old name.
+    """
     try:
-        layers = getattr(getattr(output, "past_key_values", None), "layers", None) or ()
+        own = vars(output) if hasattr(output, "__dict__") else {}
+        layers = getattr(own.get("cache", own.get("past_key_values")), "layers", None) or ()
         kept = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
         return [tensor for tensor in kept if isinstance(tensor, torch.Tensor)]
     except Exception:  # a user's output may do anything
@@ -76,15 +87,18 @@ class Holding:
 
     def __init__(self) -> None:
         self._outputs: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        self.held: int | None = None
+        """Bytes that were still there when somebody looked; None before."""
 
     def returned(self, differentiable: Iterable[torch.Tensor], output: object) -> None:
         """Note what a root has returned."""
         self._outputs = [(weakref.ref(tensor), _bytes(tensor)) for tensor in (*differentiable, *cached(output))]
 
-    def left(self) -> int | None:
-        """Return the bytes that are still there, once; None when nothing was noted."""
+    def look(self) -> None:
+        """Count what is still there of what was noted last, once."""
         outputs, self._outputs = self._outputs, []
-        return sum(size for ref, size in outputs if ref() is not None) if outputs else None
+        if outputs:
+            self.held = sum(size for ref, size in outputs if ref() is not None)
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -103,6 +117,25 @@ def heads_of(root: nn.Module) -> int | None:
 def dropout_of(root: nn.Module) -> float:
     """Return the largest probability among the dropout modules that are switched on."""
     return max((float(m.p) for m in root.modules() if isinstance(m, nn.Dropout) and m.training), default=0.0)
+
+
+def autocast_inside(root: nn.Module) -> str | None:
+    """Return the dtype of the autocast that a module's ``forward`` was decorated with; None without one.
+
+    Accelerate (and transformers' Trainer through it) puts such a forward on the instance, so that autocast is off
+    again in every hook around it. Source: accelerate/accelerator.py ``prepare_model``,
+    torch/amp/autocast_mode.py ``autocast_decorator``.
+    """
+    for module in _wrapped(root):
+        call = module.__dict__.get("forward")
+        for _ in range(_DECORATORS):
+            call = getattr(call, "__func__", call)
+            for cell in getattr(call, "__closure__", None) or ():
+                found = cell.cell_contents
+                if isinstance(found, torch.autocast) and found._enabled:
+                    return str(found.fast_dtype).removeprefix("torch.")
+            call = getattr(call, "__wrapped__", None)
+    return None
 
 
 def _config(root: nn.Module) -> Any:
