@@ -11,6 +11,7 @@ from ranktop.budget.terms import Memory
 from ranktop.probes.reading import Collectives, DeviceIdentity, DeviceReading, GroupPosition, StepTimes
 from ranktop.tui.session.source import Link, Received, Reset
 from ranktop.tui.session.state import Session
+from ranktop.tui.view.chart import spark
 from ranktop.tui.view.frame import frame
 from ranktop.tui.view.options import MOMENT_CHOICES, SORTS, ZOOMS, Options
 from ranktop.tui.view.text import ASCII, UNICODE, length
@@ -81,3 +82,7 @@ def test_a_frame_of_anything(
     for left, right in [*zip(made.bars, made.numbers, strict=True), *zip(made.facts, made.side, strict=True)]:
         assert length(left) + length(right) == size[0]
         assert "\x1b" not in "".join(text for text, _ in (*left, *right))
+
+
+def test_numbers_far_apart_are_drawn_empty_and_full() -> None:
+    assert spark([-2e7, 0.0, 1e-300, 1e300, float("inf")], 5, ASCII, 1e-300) == "  @@@"

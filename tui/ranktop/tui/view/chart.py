@@ -21,8 +21,9 @@ def _block(value: float | None, top: float, glyphs: Glyphs) -> str:
     if value is None or math.isnan(value):
         return " "
     steps = len(glyphs.vertical) - 1
-    level = 0 if top <= 0 else math.ceil(value / top * steps - 1e-9)
-    return glyphs.vertical[max(0, min(steps, level))]
+    # Bounded first: of two numbers far apart the quotient is infinite.
+    share = 0.0 if top <= 0 else min(1.0, max(0.0, value / top))
+    return glyphs.vertical[math.ceil(share * steps - 1e-9)]
 
 
 def slots(width: int, now: float, span: float) -> tuple[float, float]:
