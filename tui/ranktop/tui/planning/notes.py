@@ -115,7 +115,7 @@ def _best(answer: Answer) -> Iterator[Note]:
     if run.device_memory is None:
         yield "fits", "unknown without a device: give --device-memory 80GiB or --gpu h100"
     elif answer.best is not None:
-        speed = "" if run.link else " (400 Gb/s taken; --link)"
+        speed = "" if run.link or run.world_size == 1 else " (400 Gb/s taken; --link)"
         yield (
             "* best",
             f"{answer.best}: of those that fit, loses least per sample to sending, copying, idle GPUs{speed}",
@@ -123,7 +123,8 @@ def _best(answer: Answer) -> Iterator[Note]:
     elif any(row.fits is False for row in answer.rows):
         some = any(row.fits is None and not row.projection.refused for row in answer.rows)
         label = "nothing known fits" if some else "nothing fits"
-        yield label, f"{_nearest(answer.rows)}try --checkpointing full, fewer samples, more GPUs, or --fit"
+        less = ["--checkpointing full"] * (run.checkpointing != "full") + ["fewer samples"] * (run.micro_batch > 1)
+        yield label, f"{_nearest(answer.rows)}try {', '.join([*less, 'shorter samples', 'more GPUs'])}, or --fit"
     if answer.request.own is not None:
         yield "> config", f"{answer.request.own}: what the given config file asks for"
 
