@@ -16,6 +16,7 @@ from ranktop.budget.fsdp_step import NEXT, REDUCE, ROOT, WHOLE, Step
 from ranktop.budget.fsdp_units import Unit
 
 FLAT: Final = "flat gradient of the unit"
+EARLIER: Final = "sharded gradients, kept until the next forward"
 LOW: Final = "shard in the dtype that is computed in"
 
 
@@ -28,11 +29,23 @@ class Fsdp1(Step):
         """Whether nothing is sharded (NO_SHARD): gradients are all-reduced in their flat form."""
         return self.options.sharding == "none"
 
+    @property
+    def earlier(self) -> int:
+        """Bytes of the gradients of the step before, which ``zero_grad`` does not reach (``use_orig_params``)."""
+        job = self.job
+        kept = job.held.gradients.bytes if job.kept else 0
+        there = self.options.use_orig_params and not job.first_step
+        return max(0, job.full - (kept or 0)) if there else 0
+
     def forward(self) -> list[Point]:
         """Return the points of forward at which memory may be highest."""
         alive, units, kept = self.alive, self.units, self.gradients(0)
         root = parts((ROOT, units.root.gathered), (LOW, units.root.low_shard))
-        points = [Point("root, gathered", self.inputs(), root, kept)]
+        before = parts((EARLIER, self.earlier))
+        points = [
+            Point("forward begins", self.inputs(), before, kept),
+            Point("root, gathered", self.inputs(), root, kept),
+        ]
         if units.blocks:
             rest = self.resting(units.blocks if self.keeps else units.blocks - 1)
             gathering = parts(*rest, *self.own(), (LOW, units.block.low_shard))

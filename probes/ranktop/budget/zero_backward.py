@@ -110,6 +110,7 @@ class _ByEngine(_Walk):
                 continue
             if not job.accumulating:
                 self.gradients += job.sizes[index]
+            self.note("backward", index, self.progress.adding(index))
             self.note("backward", index, *self._cast(job.kinds[index], wrapped))
         self.note("end of backward, reducing", -1, self._reduction(wrapped))
 
@@ -190,7 +191,7 @@ class _ByHooks(_Walk):
         for index in reversed(order):
             if not there:
                 self.gradients += self.job.sizes[index]
-            self.note("backward", index, self.buckets)
+            self.note("backward", index, self.buckets, self.progress.adding(index))
             if during:
                 self._add(index, index)
         if not during:

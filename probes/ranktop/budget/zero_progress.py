@@ -56,7 +56,7 @@ class Progress:
         held = alive.in_flight * (alive.blocks + alive.outside + alive.inputs) - alive.blocks
         self._after = max(0, held) + alive.tied
         self._around = max(0, held - min(alive.after, alive.outside)) + alive.tied
-        self._before = max(0, held - alive.outside) + alive.boundary + 2 * alive.tied
+        self._before = max(0, held - alive.outside) + alive.boundary
 
     def sizes(self) -> list[int]:
         """Bytes of activations when each parameter's gradient has just been made, in the order of the model."""
@@ -64,7 +64,7 @@ class Progress:
             return [sum(size for _, size in self._pieces(index)) for index in range(len(self.shapes))]
         alive, block = self.alive, self._inside_block
         step, around = (alive.blocks + alive.casts), self._around
-        found = [alive.boundary + self._before] * self.start
+        found = [alive.boundary + self._before + self._tied(index) for index in range(self.start)]
         for number in range(alive.layers):
             saved = step * number // alive.layers + around
             found.extend([saved + inside for inside in block])
@@ -85,7 +85,8 @@ class Progress:
                 ("other activations", self._after),
             )
         if index < self.start:
-            return ("gradients of activations", alive.boundary), ("other activations", self._before)
+            others = self._before + self._tied(index)
+            return ("gradients of activations", alive.boundary), ("other activations", others)
         if self._inside_block:
             number, place = divmod(index - self.start, self.period)
             saved = (alive.blocks + alive.casts) * number // max(1, alive.layers)
@@ -98,6 +99,15 @@ class Progress:
             ("the block in backward: what is left of it, gradients of activations", block),
             ("other activations", self._around),
         )
+
+    def adding(self, index: int) -> tuple[str, int]:
+        """Return what is alive beside ``sizes`` while a tied weight's gradient is made, before any hook runs."""
+        size = 2 * self.alive.tied if index == 0 else 0
+        return "gradients of the tied weight, from head and embedding, that are being added", size
+
+    def _tied(self, index: int) -> int:
+        """Bytes of the head's gradient that waits for the embedding's, which is the first parameter's."""
+        return self.alive.tied if index else 0
 
     def ended(self) -> int:
         """Bytes of activations after the last parameter: what other micro-batches in flight keep, and the inputs."""

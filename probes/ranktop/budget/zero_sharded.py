@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from ranktop.budget.activations.saved import Activations
-from ranktop.budget.composition import Point, highest, parts, saved_parts
+from ranktop.budget.composition import Point, highest, parts, saved_parts, total
 from ranktop.budget.inventory import Kind
 from ranktop.budget.terms import DTYPE_BYTES, Part
 from ranktop.budget.zero_gather import Gathered, Limits, gathered
@@ -140,9 +140,10 @@ class Sharded:
             copies = self._copies(waiting) if full else ()
             gradients = own + job.sizes[index]
             live = self.gathered.running[position] * self.item if self.modules else 0
-            size = sizes[index] + live + gradients + sum(extra for _, extra in copies)
-            if size > most:
-                most, best = size, (index, position, gradients, copies)
+            for extra in (copies, (self.progress.adding(index),)):
+                size = sizes[index] + live + gradients + sum(more for _, more in extra)
+                if size > most:
+                    most, best = size, (index, position, gradients, extra)
             if full:
                 waiting, elements, own = [], 0, 0
             waiting.append(index)
@@ -161,7 +162,7 @@ class Sharded:
         if index >= 0 and self.modules:
             whole = parts((LIVE, self.gathered.running[position] * self.item))
         pending = parts(("gradients not yet in the bucket", gradients))
-        name = "a full bucket is reduced" if copies else "backward"
+        name = "a full bucket is reduced" if total(parts(*copies)) else "backward"
         return Point(name, alive, self.buffers + whole + pending + parts(*copies), self.kept)
 
     def _copies(self, waiting: list[int]) -> tuple[tuple[str, int], ...]:
