@@ -55,7 +55,7 @@ def test_the_job_comes_first_with_what_it_measured_under_it() -> None:
             assert lines[1].startswith(" as it runs: 8 ranks · batch 1 · 4,096 tokens · bf16-master")
             assert lines[3].split()[:3] == ["▶", "fsdp-full", "exp"]
             assert lines[4].split()[:3] == ["rank", "3", "now"]
-            assert "+11.2 end of forward" in lines[4]
+            assert "+10.8 end of forward" in lines[4]
             assert len(screen.whatif.rows) == len(STRATEGIES)
             own = screen.whatif.rows["fsdp-full"]
             assert own.rank is not None
