@@ -56,9 +56,9 @@ def answers(source: str, quantity: str = "") -> Callable[[Answer], Answer]:
 
 
 @cache
-def cases() -> tuple[Case, ...]:
-    """Return all known answers in their order."""
-    return tuple(Case(**entry) for entry in json.loads(DATA.read_text()))
+def cases(path: Path = DATA) -> tuple[Case, ...]:
+    """Return all known answers of a file in their order."""
+    return tuple(Case(**entry) for entry in json.loads(path.read_text()))
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class Row:
         return None if self.error is None else self.error <= self.case.tolerance_rel + 1e-9
 
 
-def rows(source: str = "") -> Iterator[Row]:
-    """Ask the product for every case whose source starts so."""
-    for case in cases():
+def rows(source: str = "", path: Path = DATA) -> Iterator[Row]:
+    """Ask the product for every case of a file whose source starts so."""
+    for case in cases(path):
         if not case.source.startswith(source):
             continue
         found = [a for s, q, a in _ANSWERS if case.source.startswith(s) and case.quantity.startswith(q)]
