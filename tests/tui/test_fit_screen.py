@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from dashboard import Dashboard, dashboard
 from fake_job import FakeJob, fsdp_job, host_job
+from textual import timer
 
 from ranktop.budget.fit import Search
 from ranktop.budget.model import Model
@@ -123,6 +124,24 @@ def test_keys_are_answered_while_it_searches(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Search, "__iter__", held)
     asyncio.run(typing())
+
+
+def test_a_machine_that_is_always_late_does_not_stop_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between any two looks at the clock Textual's timers lose their turn for longer than a slice pauses."""
+    late = 0.0
+    right = timer._time.get_time
+
+    def behind() -> float:
+        nonlocal late
+        late += 0.01
+        return right() + late
+
+    async def looking() -> None:
+        async with fitting(wait=False) as board:
+            await searched(board, of(board))
+
+    monkeypatch.setattr(timer._time, "get_time", behind)
+    asyncio.run(looking())
 
 
 def test_leaving_ends_the_search() -> None:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -15,18 +15,12 @@ from ranktop.budget.fit import Fit, Search, speeds
 from ranktop.budget.model import BadInput
 from ranktop.budget.run import Run
 from ranktop.tui.keys import FIT_KEYS, Key
-from ranktop.tui.screens.live import LiveScreen
+from ranktop.tui.screens.live import SLICE, LiveScreen
 from ranktop.tui.theme import MONO
 from ranktop.tui.view.fit import Chosen, State, fit_lines
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.text import Line
 from ranktop.tui.widgets.lines import Lines
-
-SLICE: Final = 0.025
-"""Seconds of search between two looks at the keys."""
-
-
-PAUSE: Final = 0.001
 
 
 class FitScreen(LiveScreen):
@@ -56,11 +50,7 @@ class FitScreen(LiveScreen):
         """Begin to search."""
         self._begin()
         super().on_mount()
-        self._soon()
-
-    def _soon(self) -> None:
-        # By a timer: callbacks that follow each other at once would leave the loop no turn to read keys.
-        self.set_timer(PAUSE, self._slice)
+        self.soon(self._slice)
 
     def _begin(self) -> None:
         cards = [view.card for view in self.snapshot().ranks if view.card is not None]
@@ -94,7 +84,7 @@ class FitScreen(LiveScreen):
         if self._search.done:
             self.hurry()
         else:
-            self._soon()
+            self.soon(self._slice)
 
     def _stop(self, reason: str) -> None:
         self.reason = reason

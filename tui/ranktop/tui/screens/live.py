@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from textual import events
 from textual.screen import Screen
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from ranktop.tui.app import RanktopApp
 
 NOTICE_SECONDS = 3.0
+
+SLICE: Final = 0.025
+"""Seconds of arithmetic between two looks at the keys."""
+
+PAUSE: Final = 0.001
 
 
 class LiveScreen(Screen[None]):
@@ -67,6 +73,15 @@ class LiveScreen(Screen[None]):
         self.notice = text
         self.notice_until = self.app.clock() + NOTICE_SECONDS
         self.hurry()
+
+    def soon(self, work: Callable[[], None]) -> None:
+        """Do the next slice of some work after the keys that were pressed meanwhile.
+
+        Not at once: callbacks that follow each other would leave the keys no turn. Not by ``set_timer``: Textual never
+        fires a single timer that is late before it begins to wait, as happens on a busy machine, and the work would
+        stand still.
+        """
+        asyncio.get_running_loop().call_later(PAUSE, self.call_later, work)
 
     def news(self) -> str:
         """Return what the last line should tell now: the last key's effect, or the dashboard's own trouble."""

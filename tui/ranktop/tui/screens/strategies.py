@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
@@ -12,18 +11,13 @@ from textual.binding import Binding, BindingType
 from ranktop.budget.model import BadInput
 from ranktop.budget.run import Run
 from ranktop.tui.keys import STRATEGY_KEYS, Key
-from ranktop.tui.screens.live import LiveScreen
+from ranktop.tui.screens.live import SLICE, LiveScreen
 from ranktop.tui.session.whatif import WhatIf
 from ranktop.tui.theme import MONO
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.strategies import Choice, strategies
 from ranktop.tui.view.text import Line
 from ranktop.tui.widgets.lines import Lines
-
-SLICE: Final = 0.025
-"""Seconds of arithmetic between two looks at the keys."""
-
-PAUSE: Final = 0.001
 
 WORDS: Final = {
     "world_size": "ranks", "micro_batch": "micro-batch", "sequence_length": "tokens per sample",
@@ -74,9 +68,7 @@ class StrategiesScreen(LiveScreen):
             missing = False
             self.app.report(error)
         if missing:
-            # Not at once: keys must have their turn in between. Not by set_timer: Textual never fires a single timer
-            # that is late before it begins to wait, which happens on a busy machine, and no row would follow.
-            asyncio.get_running_loop().call_later(PAUSE, self.call_later, self._slice)
+            self.soon(self._slice)
             return
         self._computing = False
         self.hurry()
