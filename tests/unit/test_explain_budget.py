@@ -56,6 +56,15 @@ def test_every_strategy_is_explained(kind: str, world: int) -> None:
         assert any(worst.budget is rank.budget for rank in found.kinds)
 
 
+def test_a_knob_tells_host_memory_and_nvme_apart() -> None:
+    knob = next(each for each in dense("zero3-offload").knobs if each.after == "NVMe")
+    on_host, on_disk = project(run_of(DENSE), "zero3-offload").rank, project(run_of(DENSE), "zero-infinity").rank
+    assert on_host is not None
+    assert on_disk is not None
+    assert knob.nvme == on_disk.budget.nvme.bytes > 1 << 30
+    assert knob.host == (on_disk.budget.host.bytes or 0) - (on_host.budget.host.bytes or 0) != knob.nvme
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_numbers_are_the_projection_s(strategy: str) -> None:
     found = dense(strategy)
@@ -96,8 +105,9 @@ def test_a_knob_s_effect_is_the_difference_of_two_projections(strategy: str) -> 
         assert rank.total is not None
         assert knob.peak == rank.total - here.total, knob
         assert knob.sent == there.sent - found.projection.sent, knob
-        away = [(each.budget.host.bytes or 0) + (each.budget.nvme.bytes or 0) for each in (rank, here)]
-        assert knob.host == away[0] - away[1], knob
+        host = [each.budget.host.bytes or 0 for each in (rank, here)]
+        nvme = [each.budget.nvme.bytes or 0 for each in (rank, here)]
+        assert (knob.host, knob.nvme) == (host[0] - host[1], nvme[0] - nvme[1]), knob
         assert not knob.partial
 
 

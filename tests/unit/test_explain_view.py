@@ -92,3 +92,13 @@ def test_unknown_parts_are_said_to_be_unknown() -> None:
     assert "not known; the formulas below say why" in text
     assert "no closed form for the activations of a bare number of parameters" in text
     assert "known sent" in text
+
+
+def test_a_knob_s_remark_has_room_beside_a_long_name() -> None:
+    found = explain(Run(model=DENSE, world_size=8, sequence_length=512, device_memory=80 << 30), "zero-infinity")
+    lines = text_of(found, 100).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(" What changes it"))
+    assert lines[start + 1].split() == ["peak", "sent", "host", "NVMe"]
+    assert next(line for line in lines[start:] if "micro-batch 1 →" in line).endswith("2x the samples")
+    below = next(i for i, line in enumerate(lines[start:], start) if "stage3_gather_16bit" in line) + 1
+    assert len(lines[below].split()[:4]) == 4

@@ -80,7 +80,7 @@ def _training(run: Run, strategy: str, plan: Plan) -> Iterator[Change]:
                           f"--checkpointing {how}", note=note)  # fmt: skip
     if run.attention == "eager":
         yield _change(replace(run, attention="sdpa"), strategy, "attention", "eager", "sdpa", "--attention sdpa")
-    if run.loss in ("upcast", "hf") and run.model.vocab and run.stack == "torch":
+    if run.loss in ("auto", "upcast", "hf") and run.model.vocab and run.stack == "torch":
         yield _change(replace(run, loss="chunked"), strategy, "loss", run.loss, "chunked", "--loss chunked",
                       note="fused kernels")  # fmt: skip
     yield from _precision(run, strategy, plan)

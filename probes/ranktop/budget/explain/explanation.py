@@ -126,11 +126,13 @@ class Knob:
     sent: int
     """Bytes per step that what one GPU sends changes by."""
     host: int
-    """Bytes that what a rank keeps in host memory and on disk changes by."""
+    """Bytes that what a rank keeps in host memory changes by."""
     note: str = ""
     """What else changes."""
     partial: bool = False
     """Not all bytes are known: ``peak`` is the change of what is known, where that is largest."""
+    nvme: int = 0
+    """Bytes that what a rank keeps on NVMe changes by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ def knobs(run: Run, strategy: str, projection: Projection) -> tuple[Knob, ...]:
     if rank is None:
         return ()
     found = _turned(changes(run, strategy, rank.plan), projection)
-    return tuple(sorted(found, key=lambda knob: (-abs(knob.peak), -abs(knob.sent), -abs(knob.host))))
+    return tuple(sorted(found, key=lambda knob: (-abs(knob.peak), -abs(knob.sent), -abs(knob.host), -abs(knob.nvme))))
 
 
 def _turned(tried: Iterable[Change], before: Projection) -> Iterator[Knob]:
@@ -28,7 +28,7 @@ def _turned(tried: Iterable[Change], before: Projection) -> Iterator[Knob]:
         knob = turn(change, before)
         if knob is None:
             continue
-        if change.telling or max(map(abs, (knob.peak, knob.sent, knob.host))) >= MIB:
+        if change.telling or max(map(abs, (knob.peak, knob.sent, knob.host, knob.nvme))) >= MIB:
             yield knob
 
 
@@ -41,7 +41,6 @@ def turn(change: Change, before: Projection) -> Knob | None:
         after = worst(change.run, change.strategy)
     except (BadInput, NoRule):
         return None
-    away = (here.budget.host.bytes or 0) + (here.budget.nvme.bytes or 0)
     partial = here.total is None or after.peak is None
     return Knob(
         name=change.name,
@@ -52,7 +51,8 @@ def turn(change: Change, before: Projection) -> Knob | None:
         strategy=change.strategy,
         peak=after.known - known(here.budget) if partial else (after.peak or 0) - (here.total or 0),
         sent=after.sent - before.sent,
-        host=after.away - away,
+        host=(after.budget.host.bytes or 0) - (here.budget.host.bytes or 0),
+        nvme=(after.budget.nvme.bytes or 0) - (here.budget.nvme.bytes or 0),
         note=change.note,
         partial=partial,
     )

@@ -29,11 +29,6 @@ class Worst:
     sent: int
     """Bytes that one GPU sends per step."""
 
-    @property
-    def away(self) -> int:
-        """Bytes in host memory and on disk."""
-        return (self.budget.host.bytes or 0) + (self.budget.nvme.bytes or 0)
-
 
 def worst(run: Run, strategy: str) -> Worst:
     """Return the rank that ``project`` finds to need the most. Raises NoRule, BadInput."""

@@ -18,6 +18,12 @@ WIDE: Final = 104
 
 NUMBER: Final = 8
 
+NAMES: Final = 36
+"""Cells of a knob's name that are kept before what else it changes gets room."""
+
+REMARK: Final = 18
+"""Cells for what else a knob changes; a longer name then has a line to itself."""
+
 _KINDS: Final = {
     "all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "all_gather": "all-gather",
     "broadcast": "broadcast", "reduce": "reduce", "all_to_all": "all-to-all", "p2p": "send",
@@ -59,17 +65,17 @@ def _collective(one: Collective, link: float, room: int, narrow: bool, paper: Pa
 
 
 def knob_lines(explanation: Explanation, paper: Paper) -> list[Line]:
-    """Return the knobs with what each changes at the peak, in what is sent, and on the host."""
+    """Return the knobs with what each changes at the peak, in what is sent, in host memory and on NVMe."""
     knobs = explanation.knobs
     if not knobs:
         return []
-    host = any(knob.host for knob in knobs)
-    columns = ["known" if knobs[0].partial else "peak", "sent"] + (["host"] if host else [])
+    host, nvme = any(knob.host for knob in knobs), any(knob.nvme for knob in knobs)
+    columns = ["known" if knobs[0].partial else "peak", "sent"] + ["host"] * host + ["NVMe"] * nvme
     names = [f"{knob.name} {knob.before} → {knob.after}" for knob in knobs]
     longest = max(len(paper.plain(name)) for name in names)
     numbers = NUMBER * len(columns)
     wide = paper.width >= WIDE
-    name_room = max(0, min(longest + 1, paper.width - 3 - numbers))
+    name_room = max(0, min(longest + 1, max(NAMES, paper.width - 3 - numbers - REMARK), paper.width - 3 - numbers))
     rest = paper.width - 3 - name_room - numbers - 2
     heads = "".join(f"{name:>{NUMBER}}" for name in columns)
     how = "  by" if wide else ""
@@ -81,7 +87,7 @@ def knob_lines(explanation: Explanation, paper: Paper) -> list[Line]:
             lines += paper.hanging(" ", "dim", label)
             first = [(" " * (3 + name_room), "")]
         spans = [*first, _delta(knob.peak, paper, good=True), _delta(knob.sent, paper)]
-        spans += [_delta(knob.host, paper)] if host else []
+        spans += [_delta(knob.host, paper)] * host + [_delta(knob.nvme, paper)] * nvme
         note = paper.plain(_remark(knob, explanation, wide))
         if note and rest >= 10:
             spans.append((f"  {fit(note, rest, ellipsis=paper.glyphs.ellipsis).rstrip()}", "dim"))
