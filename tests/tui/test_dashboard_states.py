@@ -53,6 +53,38 @@ def test_an_end_is_told_whole() -> None:
     assert "\x1b" not in text
 
 
+LOST = "Connection closed by peer [127.0.0.1]:41273. This may be caused by a crash of the other process."
+
+
+@pytest.mark.parametrize(
+    ("detail", "tells"),
+    [
+        (f"RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] {LOST}", LOST),
+        ("RuntimeError: [enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: not enough memory: you "
+         "tried to allocate 4398046511104 bytes.", "DefaultCPUAllocator: not enough memory"),
+        ("DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, remote process exited",
+         "NCCL error remote process exited"),
+        ("ValueError: [1, 2] is not in [4, 5]", "[1, 2] is not in [4, 5]"),
+    ],
+)  # fmt: skip
+def test_what_went_wrong_is_not_lost_behind_where_a_library_raised_it(detail: str, tells: str) -> None:
+    async def end(size: tuple[int, int]) -> str:
+        job = fsdp_job()
+        async with dashboard(job, size) as run:
+            job.ends[0] = End(rank=0, how="exception", code=1, detail=detail)
+            await run.after(2.0)
+            text = run.text()
+            assert all(len(line) <= size[0] for line in text.splitlines())
+            return text
+
+    wide = asyncio.run(end((120, 40)))
+    assert tells in " ".join(wide.split())
+    assert "third_party" not in wide
+    narrow = asyncio.run(end((80, 24)))
+    beside = " ".join(line[51:].strip() for line in narrow.splitlines())
+    assert tells in " ".join(beside.split())
+
+
 def test_stale_values_show_their_age() -> None:
     async def stale() -> tuple[str, str]:
         job = fsdp_job()

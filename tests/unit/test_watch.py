@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ranktop.agent.facts import differentiable
+from ranktop.agent.sampler import stopped
 from ranktop.agent.say import say
 from ranktop.agent.watch import Watch
 
@@ -148,7 +149,7 @@ def test_a_model_that_two_threads_train_is_left_alone(watch: Watch) -> None:
     other.start()
     other.join()
     assert not watch.enabled
-    assert "several threads" in watch.last_error
+    assert stopped(watch) == ("the agent stopped following the model: several threads train the model at the same time")
     train(model)
     assert steps_of(watch) == 5
 

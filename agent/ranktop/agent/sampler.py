@@ -226,7 +226,7 @@ class Sampler(threading.Thread):
             if watch.device is not None and watch.device.type == "cpu":
                 notes.append(HOST_NOTE)
             if not watch.enabled:
-                notes.append(f"the agent stopped following the model after {watch.errors} errors: {watch.last_error}")
+                notes.append(stopped(watch))
             recorder = watch.recorder
             if recorder is not None and recorder.count > 0 and not recorder.optimizer_seen:
                 notes.append("no optimizer has stepped: each forward counts as a step")
@@ -310,6 +310,12 @@ class Sampler(threading.Thread):
             reasons.update(why)
         age = time.perf_counter() - recorder.table_time
         return Table(step=table.index, first=table.first, moments=moments, age=age), reasons
+
+
+def stopped(watch: Watch) -> str:
+    """Say why the model is no longer followed."""
+    errors = f" after {watch.errors} error{'' if watch.errors == 1 else 's'}" if watch.errors else ""
+    return f"the agent stopped following the model{errors}: {watch.last_error}"
 
 
 def _backend() -> str:

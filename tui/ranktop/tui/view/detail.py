@@ -159,14 +159,14 @@ def _body(row: Shown, snapshot: Snapshot, frame: Table, options: Options, width:
         each = free // sides - 2 if at < sides - 1 else free - (free // sides) * (sides - 1) - 2
         columns.append(_page(options.page + at, row, snapshot, options, each))
         widths.append(each)
-    room_below = height - len(memory)
-    if told and room_below < len(told):
+    below = _tell(told, width)
+    if told and height - len(memory) < len(below):
         # Small screens have no line below the table: say it beside it.
         columns[1] = _beside(columns[1], told, widths[1], height)
-        told = []
+        below = []
     tallest = max(len(column) for column in columns)
-    lines = _side_by_side(columns, widths, min(height, max(len(memory), min(tallest, height - len(told)))), options)
-    lines += _tell(told, width)[: max(0, height - len(lines))]
+    lines = _side_by_side(columns, widths, min(height, max(len(memory), min(tallest, height - len(below)))), options)
+    lines += below[: max(0, height - len(lines))]
     rest = height - len(lines) - 1
     if rest >= MIN_CHART:
         lines.append(pad((), width))
@@ -215,4 +215,4 @@ def _sentences(row: Shown, frame: Table, options: Options) -> list[tuple[str, st
 
 
 def _tell(told: list[tuple[str, str]], width: int) -> list[Line]:
-    return [pad([(f" {text}", style)], width) for text, style in told]
+    return [pad([(f" {part}", style)], width) for text, style in told for part in wrap(text, max(8, width - 2))]

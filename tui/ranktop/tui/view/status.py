@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from ranktop.tui.session.peers import Outlier
@@ -16,6 +17,10 @@ SHORT: Final = {
     "activations": "act",
 }
 """Names of categories where there is little room."""
+
+_SOURCE: Final = r"[^\s\[\]]+\.(?:cc|cpp|cu|c|hpp|h|py):\d+"
+_WHERE: Final = re.compile(rf"\[(?:enforce fail at )?{_SOURCE}\.?\] *|\b(?:in:? ){_SOURCE}, ")
+"""Where a library's own source raised, as gloo, NCCL and torch put it before what went wrong."""
 
 
 def rank_state(view: RankView, outlier: Outlier | None, unit: Unit, glyphs: Glyphs) -> tuple[str, str]:
@@ -75,7 +80,7 @@ def end_sentence(view: RankView) -> str:
     end = view.end
     if end is None:
         return ""
-    detail = plain(end.detail)
+    detail = _WHERE.sub("", plain(end.detail))
     how = {
         "ended": "ended by itself",
         "failed": "failed",
