@@ -109,10 +109,12 @@ def test_keys_sizes_and_leaving(trace: Path) -> None:
         tty.press(b"?")
         tty.until("Order and filter")
         tty.press(b"?j")
-        tty.until("rank 1 ")
-        for size in ((1, 1), (3, 2), (200, 60), (80, 24)):
+        for size in ((1, 1), (3, 2), (200, 60)):
             tty.resize(*size)
-            tty.read(0.05)
+            tty.press(ANSWER * tty.read(0.05).count(QUESTION))
+        # A size that has not been painted yet is painted whole; else only the cells that changed are sent.
+        tty.resize(100, 30)
+        tty.until("rank 1 ")
         tty.press(b"/cuda:3\r")
         tty.until("1 of 4 ranks")
         tty.press(b"q")
