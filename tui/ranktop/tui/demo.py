@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ranktop.wire.endpoints import find_jobs
+from ranktop.wire.endpoints import RunDirectoryError, find_jobs, job_directory, run_directory
 
 if TYPE_CHECKING:
     from ranktop.wire.endpoints import JobEntry
@@ -39,12 +39,19 @@ def run_demo(strategy: str, ranks: int, minutes: float) -> int:
     if importlib.util.find_spec("torch") is None:
         print("ranktop: the demo trains with torch: pip install 'ranktop[demo]'", file=sys.stderr)
         return 1
+    job_id = f"demo-{secrets.token_hex(3)}"
+    try:
+        run_directory(create=True)
+        job_directory(job_id)
+    except RunDirectoryError as error:  # the agents would find no hub, and this would wait for them in vain
+        print(f"ranktop: {error}", file=sys.stderr)
+        return 1
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     ranks = ranks or (1 if strategy == "single" else gpu_count() or 2)
     print(f"starting torchrun with {ranks} rank{'s' if ranks > 1 else ''} ({strategy}) ...", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="ranktop-demo-") as folder:
         log = Path(folder) / "train.log"
-        with training(strategy, ranks, minutes, log) as (process, job_id):
+        with training(job_id, strategy, ranks, minutes, log) as process:
             entry = wait_for_job(process, job_id)
             if entry is None:
                 print(f"ranktop: the demo's job did not start; its log ends with:\n{tail(log)}", file=sys.stderr)
@@ -55,9 +62,8 @@ def run_demo(strategy: str, ranks: int, minutes: float) -> int:
 
 
 @contextlib.contextmanager
-def training(strategy: str, ranks: int, minutes: float, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def training(job_id: str, strategy: str, ranks: int, minutes: float, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run the job in a session of its own; ends it, ranks included, on the way out."""
-    job_id = f"demo-{secrets.token_hex(3)}"
     command = [
         *(sys.executable, "-c", END_WITH_PARENT),
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
@@ -70,7 +76,7 @@ def training(strategy: str, ranks: int, minutes: float, log: Path) -> Iterator[t
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
         )
     try:
-        yield process, job_id
+        yield process
     finally:
         end(process)
 
