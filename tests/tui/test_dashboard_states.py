@@ -113,7 +113,8 @@ def test_stalled_and_ended_jobs_say_so() -> None:
 
     stalled, ended = asyncio.run(headers())
     assert "! stalled 40 s" in stalled
-    assert "✓ ended" in ended
+    assert "✓ ended   ○ link to an ended job" in ended
+    assert "live" not in ended
 
 
 def test_a_replaced_hub_is_told() -> None:

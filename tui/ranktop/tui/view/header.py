@@ -77,6 +77,8 @@ def _progress(snapshot: Snapshot, options: Options) -> Line:
 
 def _link(link: Link, snapshot: Snapshot, glyphs: Glyphs) -> Line:
     if link.state == "live":
+        if snapshot.state == "ended":
+            return ((f"{glyphs.waiting} link to an ended job", "head"),)
         alive = [view for view in snapshot.ranks if view.age is not None and view.state not in GONE]
         if alive and all(view.stale for view in alive):
             newest = min(view.age or 0.0 for view in alive)
