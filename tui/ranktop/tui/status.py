@@ -313,8 +313,13 @@ def print_table(sessions: list[Session] | list[Asked]) -> None:
         for view in snapshot.ranks:
             if view.end is not None and view.state != "ended":
                 console.print(end_line(view), soft_wrap=True)
-        console.print("MiB at each rank's peak moment; Δ is measured - expected, over what is budgeted.\n")
+        console.print(f"{FOOTNOTE}\n")
 
+
+FOOTNOTE: Final = (
+    "MiB at each rank's peak moment; Δ is measured - expected, over what is budgeted; 0: by no more than its rules may "
+    "be off."
+)
 
 COLUMNS: Final = (
     *("rank", "node", "param", "grad", "optim", "activ", "buffers", "cache", "runtime", "Δ", "util", "step", "s/step"),
