@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ranktop.budget.explain import explain
-from ranktop.budget.explain.explanation import MOST_RANKS, Explanation, Formula
+from ranktop.budget.explain.explanation import MOST_RANKS, Explanation, Formula, Share
 from ranktop.budget.model import Model
 from ranktop.budget.models.catalogue import find
 from ranktop.budget.models.tensors import count
@@ -61,7 +61,8 @@ def test_a_knob_tells_host_memory_and_nvme_apart() -> None:
     on_host, on_disk = project(run_of(DENSE), "zero3-offload").rank, project(run_of(DENSE), "zero-infinity").rank
     assert on_host is not None
     assert on_disk is not None
-    assert knob.nvme == on_disk.budget.nvme.bytes > 1 << 30
+    assert knob.nvme == on_disk.budget.nvme.bytes
+    assert knob.nvme > 1 << 30
     assert knob.host == (on_disk.budget.host.bytes or 0) - (on_host.budget.host.bytes or 0) != knob.nvme
 
 
@@ -188,6 +189,26 @@ def test_shares_of_the_states_tile_the_whole() -> None:
             shares = [rank.shares[at] for rank in dense(strategy).ranks]
             assert {share.parts for share in shares} == {8}
             assert sorted(share.index for share in shares) == list(range(8))
+
+
+def test_shares_of_the_activations_say_what_is_not_cut() -> None:
+    def shares(explanation: Explanation) -> list[Share]:
+        return [rank.shares[3] for rank in explanation.ranks]
+
+    whole = shares(dense("tp"))
+    assert {(share.parts, share.partly, share.own) for share in whole} == {(1, True, False)}
+    saved = [
+        next(moment.held["activations"] or 0 for moment in dense(strategy).moments if moment.name == "forward_end")
+        for strategy in ("tp", "single")
+    ]
+    assert saved[1] / 8 * 1.5 < saved[0] < saved[1]
+    cut = shares(explain(run_of(DENSE, sequence_parallel="megatron", stack="megatron"), "tp"))
+    assert {(share.parts, share.partly) for share in cut} == {(8, False)}
+    staged = shares(dense("pp-1f1b"))
+    assert {(share.parts, share.own, share.partly) for share in staged} == {(1, True, False)}
+    assert [share.in_flight for share in staged] == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert {share.in_flight for share in shares(dense("pp-gpipe"))} == {8}
+    assert {(share.own, share.in_flight) for share in shares(dense("ddp"))} == {(True, 1)}
 
 
 def test_zero_1_has_all_gradients_and_zero_2_a_part() -> None:

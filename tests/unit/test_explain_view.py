@@ -102,3 +102,14 @@ def test_a_knob_s_remark_has_room_beside_a_long_name() -> None:
     assert next(line for line in lines[start:] if "micro-batch 1 →" in line).endswith("2x the samples")
     below = next(i for i, line in enumerate(lines[start:], start) if "stage3_gather_16bit" in line) + 1
     assert len(lines[below].split()[:4]) == 4
+
+
+def test_activations_that_are_not_cut_evenly_are_said_so() -> None:
+    run = Run(model=DENSE, world_size=8, sequence_length=512)
+    tensor, staged = text_of(explain(run, "tp"), 80), text_of(explain(run, "pp-1f1b"), 80)
+    row = next(line for line in tensor.splitlines() if line.startswith(" ■ activations"))
+    assert "partly" in row
+    assert "▒" in row
+    assert "whole on every rank around them" in tensor
+    assert "for up to 8 micro-batches in flight; the fewest: 1" in " ".join(staged.split())
+    assert "own" in next(line for line in staged.splitlines() if line.startswith(" ■ activations"))

@@ -30,9 +30,13 @@ class Share:
     """What the rank holds of it while it is all there: gradients before the optimizer's step, activations at their
     highest; None when unknown."""
     own: bool = False
-    """It is of the rank's own samples: no other rank has any of it, however many parts there are."""
+    """It is of the rank's own samples or layers: no other rank has any of it, however many parts there are."""
     away: str = ""
     """Where it is instead of the device: ``host`` or ``NVMe``."""
+    partly: bool = False
+    """Some of it is dealt out over the tensor-parallel ranks, the rest is whole on each of them."""
+    in_flight: int = 1
+    """Micro-batches that it is of: those that a pipeline stage keeps at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

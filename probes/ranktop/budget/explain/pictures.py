@@ -7,6 +7,7 @@ from typing import Final
 
 from ranktop.budget.explain.explanation import MOST_RANKS, SHOWN, Moment, Rank, Share
 from ranktop.budget.explain.whole import Whole
+from ranktop.budget.pipeline import alive
 from ranktop.budget.plan import Layout, Plan
 from ranktop.budget.run import WITHOUT_PEAK, Projection, RankBudget
 from ranktop.budget.terms import BUDGETED, STEP, Budget, Part
@@ -31,7 +32,8 @@ def axes_of(category: str, plan: Plan) -> tuple[str, ...]:
         "optimizer": stage >= 1 or fsdp is not None or plan.strategy == "3d" or plan.stack == "megatron",
     }
     if category == "activations":
-        return ("pipeline", "context", "tensor")
+        # Samples and layers are each rank's own. DTensor saves gathered inputs; without either norms are whole.
+        return ("context", "tensor") if plan.sequence_parallel == "megatron" else ("context",)
     data = sharded.get(category, False) and (fsdp is None or fsdp.sharding != "none")
     return ("pipeline", "shard", "tensor") if data else MODEL_AXES
 
@@ -93,8 +95,17 @@ def _share(category: str, place: dict[str, int], kind: RankBudget, whole: Whole)
     for axis in axes:
         parts *= int(getattr(plan.layout, axis))
         index = index * int(getattr(plan.layout, axis)) + place[axis]
-    own = category == "activations" and plan.layout.data > 1
-    return Share(category=category, parts=parts, index=index, bytes=held, own=own)
+    if category != "activations":
+        return Share(category=category, parts=parts, index=index, bytes=held)
+    return Share(
+        category=category,
+        parts=parts,
+        index=index,
+        bytes=held,
+        own=plan.layout.data > 1 or plan.layout.pipeline > 1,
+        partly=plan.layout.tensor > 1 and "tensor" not in axes,
+        in_flight=alive(plan),
+    )
 
 
 def away(category: str, plan: Plan) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from ranktop.budget.explain.explanation import SHOWN, Explanation, Moment, Rank, Share
@@ -40,7 +41,22 @@ def share_lines(explanation: Explanation, paper: Paper) -> list[Line]:
     world = explanation.ranks[-1].rank + 1 if explanation.ranks else 0
     if len(shown) < world:
         lines += paper.told(f"{len(shown)} of {world} ranks", "dim", indent=LABEL)
-    return lines
+    return [*lines, *(line for text in _activations(explanation) for line in paper.told(text, "dim"))]
+
+
+def _activations(explanation: Explanation) -> Iterator[str]:
+    """Yield what the boxes of the activations do not show: what is not cut, and of how many micro-batches they are."""
+    at = SHOWN.index("activations")
+    shares = [rank.shares[at] for rank in explanation.ranks]
+    if any(share.partly for share in shares):
+        yield "activations: cut inside attention and MLP, whole on every rank around them"
+    most, least = (pick((share.in_flight for share in shares), default=1) for pick in (max, min))
+    if most > 1:
+        rank = explanation.projection.rank
+        chunks = rank is not None and rank.plan.pipeline is not None and rank.plan.pipeline.virtual > 1
+        fewer = f"; the fewest: {least}" if least < most else ""
+        what = "chunks" if chunks else "micro-batches"
+        yield f"activations: of the rank's own layers, for up to {most} {what} in flight{fewer}"
 
 
 def _spread(ranks: tuple[Rank, ...], most: int) -> tuple[Rank, ...]:
@@ -67,7 +83,7 @@ def _note(at: int, explanation: Explanation, paper: Paper) -> str:
     shares = [rank.shares[at] for rank in explanation.ranks]
     sizes = [share.bytes for share in shares]
     most = None if None in sizes else max((size or 0 for size in sizes), default=0)
-    return f"{_dealt(shares):<5} {paper.cell(most) if most is None or most else '':>5}"
+    return f"{_dealt(shares):<6} {paper.cell(most) if most is None or most else '':>5}"
 
 
 def _dealt(shares: list[Share]) -> str:
@@ -78,6 +94,8 @@ def _dealt(shares: list[Share]) -> str:
     if len(held) < len(shares):
         return "one"
     parts = held[0].parts
+    if held[0].partly:
+        return "partly"
     if parts == 1:
         return "own" if held[0].own else "all"
     return f"1/{parts}"
@@ -94,6 +112,8 @@ def _box(share: Share, width: int, paper: Paper) -> list[Span]:
     steps = width if paper.glyphs.ascii else 2 * width
     start = min(share.index * steps // share.parts, steps - 1)
     stop = start + max(1, steps // share.parts)
+    if share.partly:
+        return [((letter if paper.glyphs.ascii else "▒") * width, f"key:{letter}")]
     if paper.glyphs.ascii:
         text = empty * start + letter.upper() * (stop - start) + empty * (steps - stop)
         filled = (text[:start], "track"), (text[start:stop], f"key:{letter}"), (text[stop:], "track")
