@@ -8,7 +8,7 @@ import pytest
 
 from ranktop.budget.model import BadInput
 from ranktop.budget.models.catalogue import find
-from ranktop.budget.plan import Layout
+from ranktop.budget.plan import Fsdp, Layout, Zero
 from ranktop.budget.project import _between, places, project
 from ranktop.budget.run import STRATEGIES, Run
 
@@ -57,3 +57,39 @@ def test_a_strategy_that_cannot_run_it_says_why_and_bad_numbers_are_the_users() 
     assert "one node" in project(replace(RUN, world_size=16), "dp").refused
     with pytest.raises(BadInput, match="does not divide the 32 heads"):
         project(replace(RUN, world_size=10, tensor=5), "tp")
+
+
+def test_another_stage_of_the_same_config_runs_its_own_optimizer() -> None:
+    """Stage 1 with bf16 weights and fp32 gradients is BF16_Optimizer, with whole fp32 gradients; stage 2 is not."""
+    first = replace(RUN, zero=Zero(stage=1, gradient_dtype="float32", wrapper="BF16_Optimizer"))
+    second = replace(RUN, zero=Zero(stage=2, gradient_dtype="float32"))
+    for strategy, whole in (("zero1", True), ("zero2", False)):
+        sizes = set()
+        for run in (first, second):
+            rank = project(run, strategy).rank
+            assert rank is not None
+            sizes.add(rank.budget.at("backward_end")["gradients"].bytes)
+        (size,) = sizes
+        assert size is not None
+        assert (size > 3 * 8_030_261_248) == whole
+
+
+def test_what_a_config_reduces_in_is_what_is_sent() -> None:
+    half = replace(RUN, fsdp=Fsdp(reduce_dtype="bfloat16"))
+    sent = {
+        name: sum(one.sent for one in project(run, "fsdp-full").collectives if one.kind == "reduce_scatter")
+        for name, run in (("fp32", RUN), ("bf16", half))
+    }
+    assert sent["fp32"] == 2 * sent["bf16"] > 0
+
+
+def test_the_loss_is_the_models_own_unless_somebody_says_otherwise() -> None:
+    found = {
+        (name, strategy): project(replace(RUN, model=find(name), loss="auto", sequence_length=512), strategy)
+        for name in ("llama-3-8b", "bert-base") for strategy in ("ddp", "tp", "3d")
+    }  # fmt: skip
+    losses = {key: one.rank.plan.loss for key, one in found.items() if one.rank is not None}
+    assert losses["llama-3-8b", "ddp"] == "hf"
+    assert losses["llama-3-8b", "tp"] == "upcast"
+    assert losses["llama-3-8b", "3d"] == "megatron"
+    assert losses["bert-base", "ddp"] == "upcast"

@@ -118,12 +118,11 @@ def _fsdp(base: Setup, section: Section, half: str, *, version: int = 1, legacy:
     none = read.fsdp.sharding == "none"
     if none:
         notes.append("NO_SHARD: nothing is split, as under DDP")
-    elif half != "no":
-        notes.append("gradients are reduced in 16 bits; budgeted in fp32 beside 16-bit computation")
+    low = {"no": None, "fp16": "float16"}.get(half, "bfloat16")
     return replace(
         base,
         strategy=STRATEGY_OF[read.fsdp.sharding],
-        fsdp=None if none else read.fsdp,
+        fsdp=None if none else replace(read.fsdp, reduce_dtype=low),
         precision=_amp(half) if none else _master(half),
         checkpointing="full" if read.checkpointing else None,
         notes=tuple(notes),

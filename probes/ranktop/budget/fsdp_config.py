@@ -156,11 +156,10 @@ def read_titan(data: dict[str, Any], where: str) -> Setup:
     sharded = shard is None or shard != 1
     hybrid = replicate > 1
     fsdp = Fsdp(sharding=("hybrid-grad-op" if kept else "hybrid") if hybrid else "grad-op" if kept else "full",
-                cpu_offload=offload)  # fmt: skip
+                cpu_offload=offload, reduce_dtype=training.word("mixed_precision_reduce", _TITAN_DTYPES, "float32"),
+                )  # fmt: skip
     parameter = training.word("mixed_precision_param", _TITAN_DTYPES, "bfloat16")
-    reduce = training.word("mixed_precision_reduce", _TITAN_DTYPES, "float32")
     half = {"bfloat16": "bf16-master", "float16": "fp16-master", "float32": "fp32"}[parameter]
-    notes = () if reduce == "float32" else (f"gradients are reduced in {reduce}; budgeted in float32",)
     product = None if shard is None or shard < 1 else replicate * shard * tensor * pipeline * context
     return Setup(
         strategy=STRATEGY_OF[fsdp.sharding] if sharded else "ddp" if replicate > 1 else "single",
@@ -177,5 +176,4 @@ def read_titan(data: dict[str, Any], where: str) -> Setup:
         sequence_length=training.whole("seq_len"),
         checkpointing=checkpoint.word("mode", ("none", "selective", "full")) or None,
         sequence_parallel="dtensor" if tensor > 1 else "",
-        notes=notes,
     )

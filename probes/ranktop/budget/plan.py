@@ -61,6 +61,8 @@ class Fsdp:
     """Backward gathers the next unit before the current one has ended (BACKWARD_PRE; FSDP2's default)."""
     limit_all_gathers: bool = True
     """FSDP1: at most two units are gathered at once."""
+    reduce_dtype: str | None = None
+    """Dtype in which a config asks for gradients to be reduced; None leaves it to the precision."""
     root_resharded: bool = False
     """FSDP2: the root, too, lets its parameters go after forward (``reshard_after_forward`` given for it)."""
 

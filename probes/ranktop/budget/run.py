@@ -54,6 +54,7 @@ class Run:
     checkpoint_every: int = 1
     attention: str = "sdpa"
     loss: str = "upcast"
+    """As ``Plan.loss``, or ``auto``: what the model's own library or the strategy computes."""
     stack: str = "torch"
     sequence_parallel: str = ""
     virtual: int = 1

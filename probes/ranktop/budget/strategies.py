@@ -10,6 +10,10 @@ from ranktop.budget.model import BadInput, NoRule
 from ranktop.budget.naming import own_strategy, precision_name
 from ranktop.budget.plan import Batch, Ddp, Fsdp, Layout, OptimizerPlan, Pipeline, Plan, Precision, Zero
 from ranktop.budget.run import PRECISIONS, STRATEGIES, Run
+from ranktop.budget.zero_flat import BF16_WRAPPER
+
+_CAUSAL: Final = ("gpt2", "gpt-neox", "llama")
+"""Families whose language models compute their loss by ``ForCausalLMLoss`` (transformers/loss/loss_utils.py)."""
 
 _HALF: Final = {"fp16": "float16", "bf16": "bfloat16"}
 _FSDP: Final = {"fsdp-full": "full", "fsdp-grad-op": "grad-op", "fsdp-hybrid": "hybrid"}
@@ -39,6 +43,7 @@ def plan_of(run: Run, strategy: str) -> Plan:
     if running is not None and precision_name(running) == run.precision:
         precision = running.precision
     optimizer = _optimizer(run, zero, notes)
+    loss = _loss(run, axes, megatron, notes)
     sequence_parallel = run.sequence_parallel
     if strategy == "3d" and axes.tensor > 1 and megatron and not sequence_parallel:
         sequence_parallel = "megatron"
@@ -58,7 +63,7 @@ def plan_of(run: Run, strategy: str) -> Plan:
         checkpoint_every=run.checkpoint_every,
         host=run.host,
         attention=run.attention,
-        loss=_loss(run, megatron),
+        loss=loss,
         sequence_parallel=sequence_parallel if axes.tensor > 1 else "",
         pipeline=_pipeline(run, strategy, axes, notes),
         lora=run.lora,
@@ -99,14 +104,24 @@ def _zero(run: Run, strategy: str, axes: Layout) -> Zero | None:
     where = "nvme" if infinity else "cpu" if strategy.endswith("-offload") else "none"
     given = run.zero
     base = given if given is not None else Zero()
-    overlap = base.overlap_comm if given is not None and given.stage == stage else stage == 3
+    same = given is not None and given.stage == stage
+    overlap = base.overlap_comm if same else stage == 3
     return replace(
-        base,
+        base if same else _rewrapped(base, stage, where, run.precision),
         stage=stage,
         overlap_comm=overlap,
         offload_optimizer=where,
         offload_parameters=where if stage == 3 else "none",
     )
+
+
+def _rewrapped(zero: Zero, stage: int, where: str, precision: str) -> Zero:
+    """Another stage with the same options: which of DeepSpeed's own optimizers runs depends on the stage.
+
+    Source: ``_configure_zero_optimizer`` in DeepSpeed's runtime/engine.py.
+    """
+    whole = stage == 1 and precision.startswith("bf16") and zero.gradient_dtype == "float32" and where == "none"
+    return replace(zero, wrapper=BF16_WRAPPER if whole else "")
 
 
 def _fsdp(run: Run, strategy: str) -> Fsdp | None:
@@ -132,7 +147,8 @@ def _precision(run: Run, sharded: bool, zero: bool, notes: list[str]) -> Precisi
         notes.append(f"DeepSpeed keeps fp32 master weights whenever it trains in {kind}")
         how = "master"
     if how == "master" and sharded:
-        return Precision(parameters="float32", compute=half, reduce="float32")
+        reduce = run.fsdp.reduce_dtype if run.fsdp is not None else None
+        return Precision(parameters="float32", compute=half, reduce=reduce or "float32")
     return Precision(parameters=half, master="float32" if how == "master" else None)
 
 
@@ -155,8 +171,18 @@ def _batch(run: Run) -> Batch:
     return Batch(micro_batch=run.micro_batch, sequence_length=length or None, accumulation=run.accumulation)
 
 
-def _loss(run: Run, megatron: bool) -> str:
-    return "megatron" if megatron and run.loss == "upcast" else run.loss
+def _loss(run: Run, axes: Layout, megatron: bool, notes: list[str]) -> str:
+    if run.loss != "auto":
+        return "megatron" if megatron and run.loss == "upcast" else run.loss
+    if megatron:
+        return "megatron"
+    if axes.tensor > 1:
+        notes.append("the loss is split over the vocabulary, as torch's loss parallel does it")
+        return "upcast"
+    if run.model.family in _CAUSAL:
+        notes.append("the loss is that of transformers: fp32 logits, and the output keeps its own (--loss upcast: not)")
+        return "hf"
+    return "upcast"
 
 
 def _pipeline(run: Run, strategy: str, axes: Layout, notes: list[str]) -> Pipeline | None:

@@ -76,7 +76,7 @@ class Flags:
     checkpointing: str | None = _flag(TRAINING, "HOW", "activation checkpointing: none, selective or full (none)")
     checkpoint_every: str | None = _flag(TRAINING, "K", "with full checkpointing: blocks per segment (1)")
     attention: str | None = _flag(TRAINING, "HOW", "sdpa, eager or flash (sdpa)")
-    loss: str | None = _flag(TRAINING, "HOW", "upcast, plain, hf, megatron, megatron-fused, chunked or none (upcast)")
+    loss: str | None = _flag(TRAINING, "HOW", "upcast, plain, hf, chunked, megatron, megatron-fused or none (auto)")
     stack: str | None = _flag(TRAINING, "NAME", "whose layers run: torch or megatron (torch)")
     lora_rank: str | None = _flag(TRAINING, "R", "train adapters of this rank on a frozen base")
     qlora: bool = _switch(TRAINING, "adapters, and the frozen base in 4 bits (NF4)")

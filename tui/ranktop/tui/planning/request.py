@@ -126,7 +126,7 @@ def _training(flags: Flags, config: Given, numbers: Numbers) -> dict[str, Any]:
         "checkpointing": config.agreed("--checkpointing", checkpointing, "none"),
         "checkpoint_every": numbers["checkpoint_every"] or 1,
         "attention": choice("--attention", flags.attention or "sdpa", ATTENTION),
-        "loss": choice("--loss", flags.loss or "upcast", LOSSES),
+        "loss": choice("--loss", flags.loss, LOSSES) if flags.loss else "auto",
         "stack": choice("--stack", config.agreed("--stack", flags.stack, "torch"), STACKS),
         "lora": lora(flags),
     }
