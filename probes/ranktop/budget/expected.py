@@ -164,11 +164,8 @@ def _deepspeed(
     inventory: Inventory, plan: Plan, activations: Activations | None, first_step: bool, own: Amount
 ) -> Budget:
     """Ask the rules of ZeRO; where they do not speak for a category, say so."""
-    try:
-        from ranktop.budget import zero_moments  # type: ignore[attr-defined,unused-ignore]
-    except ImportError:
-        budget = states.expected_states(inventory, plan, first_step=first_step)
-        return Budget({m: {**a, "runtime": own} for m, a in budget.moments.items()})
+    from ranktop.budget import zero_moments
+
     found = zero_moments.moments(inventory, plan, activations, first_step=first_step)
     silent = Amount(None, "no rule for this moment of DeepSpeed")
     moments = {

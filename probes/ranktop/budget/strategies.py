@@ -51,9 +51,7 @@ def plan_of(run: Run, strategy: str) -> Plan:
     return Plan(
         strategy=_name(strategy, axes, zero, fsdp),
         layout=axes,
-        ddp=(run.ddp or Ddp())
-        if axes.replicate > 1 and not fsdp and not zero and strategy not in ("dp", "ps")
-        else None,
+        ddp=_ddp(run, strategy, axes),
         fsdp=fsdp,
         zero=zero,
         precision=precision,

@@ -14,15 +14,12 @@ CATEGORIES: Final = (*STATES, "activations", "buffers", "cache", "runtime", "oth
 MOMENTS: Final = ("step_start", "forward_end", "backward_start", "backward_end", "step_end")
 """Points of a step at which the host reads the allocator's counters, in their order."""
 
-STRETCHES: Final = ("load", "forward", "backward", "optimizer_step", "checkpoint_save")
-"""Where memory peaks between the moments: while the model is built, inside forward, inside backward, inside the
-optimizer's step with its temporaries, while a checkpoint is written."""
-
 ALL_MOMENTS: Final = (
     "load", "step_start", "forward", "forward_end", "backward_start", "backward", "backward_end", "optimizer_step",
     "step_end", "checkpoint_save",
 )  # fmt: skip
-"""Moments and stretches in the order of time; a full budget speaks for each."""
+"""Moments, and the stretches between them in which memory peaks (while the model is built, inside forward, inside
+backward, inside the optimizer's step, while a checkpoint is written), in the order of time."""
 
 STEP: Final = tuple(moment for moment in ALL_MOMENTS if moment not in ("load", "checkpoint_save"))
 """Moments and stretches of a step: loading and saving stand beside it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from ranktop.budget.activations.measured import Measured, measured, measured_activations
@@ -138,8 +138,3 @@ def ratio(job: Job, found: Live) -> float:
     saved = memory.activations - beside
     near = abs(memory.activations - amount.bytes) <= amount.slack
     return 1.0 if near or saved <= 0 else saved / found.activations.saved
-
-
-def with_options(run: Run, **changes: object) -> Run:
-    """Return the run with changed fields, as keys on the screen ask for them."""
-    return replace(run, **changes)  # type: ignore[arg-type]
