@@ -138,7 +138,7 @@ def stages(alive: Activations, every: int, last: int, lefts: Iterable[int] = ())
         before, all_made = 0, max(made for _, made in points)
         for held, made in points:
             # A weight's copy goes with the operation that used it, after its gradient has been made.
-            own = alive.casts // of * (all_made - before) // max(1, all_made)
+            own = 0 if alive.casts_inside else alive.casts // of * (all_made - before) // max(1, all_made)
             before = made
             inside = parts(
                 ("low-precision copies of the weights (autocast)", alive.casts * (left - 1) // of + own),

@@ -63,19 +63,17 @@ def block(tape: Tape, x: Value, y: Value, mode: str) -> Block:
     held = dict.fromkeys(tape.held)
     saved = {storage: None for storage in tape.saved() if storage is not y.storage and storage not in held}
     stay = saved
-    kinds: tuple[str, ...] = (ACTIVATION,)
     unread: tuple[Storage, ...] = ()  # kept by the checkpoint although no node saved it
     if mode != "none":
         products = _products(tape) if mode == "selective" else []
         stay = {x.storage: None, **dict.fromkeys(products)}
-        kinds = (ACTIVATION, CAST)
         unread = (x.storage, *products[-1:])
     cached = sum(storage.size for storage in saved if storage.kind == CAST and storage not in stay)
     return Block(
         saved=saved,
         stay=stay,
         held=total(held, ACTIVATION),
-        points=backward(tape, y, kinds, unread, held),
+        points=backward(tape, y, (ACTIVATION, CAST), unread, held),
         forward=forward(tape, x, y, stay),
         cached=cached + sum(node.bias_cast for node in tape.nodes),
     )

@@ -118,7 +118,7 @@ class _Rank:
             casts=casts,
             loss_forward=end.temporaries + cached,
             loss_backward=_above(end.points, after + logits),
-            block_backward=_above(points, largest.layer * every),
+            block_backward=_above(points, (largest.layer + largest.casts) * every),
             boundary=front.x.size,
             in_flight=flight,
             within=self.within(),
@@ -128,6 +128,7 @@ class _Rank:
             backward=points,
             block_forward=largest.forward + cached,
             cached=cached,
+            casts_inside=True,
             tied=self.tied() if first and last else 0,
         )
 

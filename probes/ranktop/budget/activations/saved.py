@@ -63,6 +63,8 @@ class Activations:
     """Part of ``block_forward`` and ``loss_forward``: copies of weights that autocast's cache holds beyond ``casts``,
     until the script leaves autocast."""
 
+    casts_inside: bool = False
+    """Whether the points of ``backward`` count the block's own low-precision weights."""
     tied: int = 0
     """Gradient that the head has made of a weight it shares with the embedding: it waits for the embedding's until
     backward has ended, because a parameter's gradient is set once."""
