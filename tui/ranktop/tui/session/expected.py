@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from ranktop.budget.inventory import Inventory
@@ -12,8 +13,14 @@ from ranktop.wire.schema import Card, Table
 ALLOCATED: Final = (*STATES, "activations", "buffers")
 """Categories that live in the allocator as tensors."""
 
+MUCH_LESS: Final = 0.7
+"""Share of the expected activations below which something keeps them from being saved."""
+
+NEAR: Final = 0.1
+"""How near measured activations must be to those of full checkpointing to be taken for them."""
+
 _CACHE_LIMIT: Final = 16384
-_Key = tuple[str, int, int, int, int, bool]
+_Key = tuple[str, int, int, int, int, bool, str | None]
 _cache: dict[_Key, tuple[Inventory, Plan, Budget]] = {}
 
 
@@ -25,22 +32,53 @@ def expected(card: Card, table: Table | None) -> Budget | None:
     if card.inventory is None or card.plan is None:
         return None
     first = table is not None and table.first
-    key = (card.job.id, card.rank, card.restart, card.pid, card.revision, first)
+    found = _remembered(card, card.plan, first)
+    if card.plan.checkpointing is not None or table is None:
+        return found
+    memory = table.moments.get("forward_end")
+    return found if memory is None else _by_the_bytes(card, card.plan, first, found, memory.activations)
+
+
+def _by_the_bytes(card: Card, plan: Plan, first: bool, found: Budget, measured: int | None) -> Budget:
+    """Choose between no and full checkpointing where only the bytes tell: ``torch.utils.checkpoint`` cannot be seen.
+
+    Much less than expected without, and as much as expected with it, is full checkpointing; much less than the one
+    and not the other is something that no rule knows, so that the expected side is a guess.
+    """
+    plain = found.at("forward_end").get("activations")
+    if measured is None or plain is None or not plain.bytes or measured >= MUCH_LESS * (plain.bytes - plain.slack):
+        return found
+    full = _remembered(card, replace(plan, checkpointing="full"), first)
+    other = full.at("forward_end").get("activations")
+    if other is not None and other.bytes and abs(measured - other.bytes) <= other.slack + NEAR * other.bytes:
+        return full
+    moments = {
+        moment: {
+            name: replace(amount, within=None) if name == "activations" and amount.bytes is not None else amount
+            for name, amount in table.items()
+        }
+        for moment, table in found.moments.items()
+    }
+    return replace(found, moments=moments)
+
+
+def _remembered(card: Card, plan: Plan, first: bool) -> Budget:
+    key = (card.job.id, card.rank, card.restart, card.pid, card.revision, first, plan.checkpointing)
     found = _cache.get(key)
-    if found is None or (found[0], found[1]) != (card.inventory, card.plan):
+    if found is None or (found[0], found[1]) != (card.inventory, plan):
         if len(_cache) >= _CACHE_LIMIT:
             _cache.clear()
-        found = _cache[key] = (card.inventory, card.plan, _compute(card, first))
+        assert card.inventory is not None
+        found = _cache[key] = (card.inventory, plan, _compute(card, plan, first))
     return found[2]
 
 
-def _compute(card: Card, first: bool) -> Budget:
+def _compute(card: Card, plan: Plan, first: bool) -> Budget:
     try:
         from ranktop.budget.live import live_budget
 
-        if card.inventory is None or card.plan is None:
-            return Budget()
-        return live_budget(card.inventory, card.plan, card.model, first_step=first)
+        assert card.inventory is not None
+        return live_budget(card.inventory, plan, card.model, first_step=first)
     except Exception as error:  # a plan that the budget cannot read must not take the screen with it
         reason = f"the budget failed: {type(error).__name__}: {error}"
         unknown = {category: Amount(None, reason) for category in BUDGETED}
