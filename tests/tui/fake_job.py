@@ -98,7 +98,7 @@ class Spec:
     step_s: float = 2.31
     forward_share: float = 1.0
     """Share of the activations that the end of forward has: a loss outside of the model comes later."""
-    resting: int = 34_668_544
+    resting: int = 68_222_976
     """Activations between the steps: a batch's tokens, libraries' workspaces."""
 
 

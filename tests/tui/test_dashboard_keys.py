@@ -127,7 +127,7 @@ def test_moments() -> None:
             assert "start of the step, step 1,206" in run.text()
             activations = next(line for line in run.text().splitlines() if "activations " in line)
             # Between the steps there are tokens and library workspaces, as expected.
-            assert activations.count("0.03") == 2
+            assert activations.count("0.06") == 2
 
     asyncio.run(moments())
 

@@ -68,7 +68,8 @@ def _workspaces(plan: Plan) -> int:
         from ranktop.budget.megatron import workspaces
 
         return workspaces(9).bytes or 0
-    return CUBLAS_WORKSPACE + CUBLASLT_WORKSPACE
+    # Autograd's thread has a cuBLAS handle of its own beside the one of forward (CublasHandlePool.cpp).
+    return 2 * CUBLAS_WORKSPACE + CUBLASLT_WORKSPACE
 
 
 def runtime(plan: Plan) -> Amount:
