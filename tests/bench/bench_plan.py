@@ -43,7 +43,7 @@ mark("imports: request")
 asked = request(flags)
 mark("request")
 import ranktop.budget.activations.closed, ranktop.budget.communication
-import ranktop.budget.expected, ranktop.budget.zero_moments
+import ranktop.budget.expected, ranktop.budget.zero.moments
 from ranktop.tui.planning.answer import answer
 mark("imports: budget")
 found = answer(asked)

@@ -8,8 +8,9 @@ from typing import Any
 
 from case_table import UNITS, Case, NotAsked, answers
 
-from ranktop.budget import deepspeed, estimators, zero, zero_moments
+from ranktop.budget import estimators
 from ranktop.budget.activations.closed import activations
+from ranktop.budget.configs import deepspeed as deepspeed
 from ranktop.budget.model import Model
 from ranktop.budget.models.catalogue import find
 from ranktop.budget.models.huggingface import model_of
@@ -18,6 +19,8 @@ from ranktop.budget.models.tensors import tensors
 from ranktop.budget.plan import Batch, Layout, Lora, OptimizerPlan, Plan, Precision, Zero
 from ranktop.budget.states import expected_states
 from ranktop.budget.terms import STATES, Amount
+from ranktop.budget.zero import moments as zero_moments
+from ranktop.budget.zero import states as zero
 
 REFERENCE = Model(
     name="reference GPT", family="gpt", layers=4, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=1024, vocab=1024,

@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ranktop.budget import zero
 from ranktop.budget.terms import STATES
+from ranktop.budget.zero import states as zero
 from ranktop.probes import deepspeed as probe
 
 SCALAR = 8

@@ -34,7 +34,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from ranktop.budget.communication import collectives
-from ranktop.budget.config_lines import config_lines
+from ranktop.budget.configs.lines import config_lines
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.model import Model
 from ranktop.budget.models.place import inventory as placed

@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
-from ranktop.budget import deepspeed, zero_moments
 from ranktop.budget.activations.closed import activations
+from ranktop.budget.configs import deepspeed as deepspeed
 from ranktop.budget.model import Model
 from ranktop.budget.models.place import inventory
 from ranktop.budget.plan import Batch, Layout, OptimizerPlan, Plan
 from ranktop.budget.terms import Amount
+from ranktop.budget.zero import moments as zero_moments
 
 pytestmark = [
     pytest.mark.slow,

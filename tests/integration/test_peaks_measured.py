@@ -36,7 +36,7 @@ from ranktop.budget.activations.closed import activations
 from ranktop.budget.expected import expected
 from ranktop.budget.model import Model
 from ranktop.budget.models.place import inventory
-from ranktop.budget.optimizers import by_name
+from ranktop.budget.optimizers.states import by_name
 from ranktop.budget.plan import Batch, Fsdp, Layout, Plan, Precision
 from ranktop.budget.terms import Amount
 

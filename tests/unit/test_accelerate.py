@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ranktop.budget import deepspeed
-from ranktop.budget.accelerate import read_accelerate
-from ranktop.budget.config import Setup
-from ranktop.budget.config_lines import KINDS, config_lines, deepspeed_json, kinds_for
+from ranktop.budget.configs import deepspeed as deepspeed
+from ranktop.budget.configs.accelerate import read_accelerate
+from ranktop.budget.configs.lines import KINDS, config_lines, deepspeed_json, kinds_for
+from ranktop.budget.configs.setup import Setup
 from ranktop.budget.model import BadInput, NoRule
 from ranktop.budget.plan import Batch, Ddp, Fsdp, Layout, Pipeline, Plan, Precision, Zero
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ranktop.budget.optimizers import Piece, optimizer_amount, states_of
+from ranktop.budget.optimizers.states import Piece, optimizer_amount, states_of
 from ranktop.budget.plan import OptimizerPlan, Plan, State
 from ranktop.probes.optimizer import class_name, describe, distinct, innermost, seen_states, state_key
 

@@ -11,8 +11,8 @@ import pytest
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.plan import Batch, Layout, OptimizerPlan, Plan, Precision, Zero
 from ranktop.budget.terms import MOMENTS, STATES
-from ranktop.budget.zero import expected
-from ranktop.budget.zero_layout import FlatGroup, persistent, share, sub_groups
+from ranktop.budget.zero.layout import FlatGroup, persistent, share, sub_groups
+from ranktop.budget.zero.states import expected
 
 ADAMW = OptimizerPlan(name="AdamW", count=1)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ranktop.budget.deepspeed import Pieces, Run, plan_pieces, read
-from ranktop.budget.deepspeed_batch import Batches
+from ranktop.budget.configs.deepspeed import Pieces, Run, plan_pieces, read
+from ranktop.budget.configs.deepspeed_batch import Batches
 from ranktop.budget.model import BadInput, Model
 from ranktop.budget.plan import Zero
 

@@ -11,7 +11,7 @@ from ranktop.budget.activations.saved import Activations
 from ranktop.budget.expected import expected
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.model import BadInput
-from ranktop.budget.optimizers import by_name
+from ranktop.budget.optimizers.states import by_name
 from ranktop.budget.plan import Batch, Ddp, Fsdp, Layout, Pipeline, Plan, Precision
 from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, Amount, Budget
 

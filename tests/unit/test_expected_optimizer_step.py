@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from ranktop.budget.optimizer_step import temporaries
-from ranktop.budget.optimizers import Piece
+from ranktop.budget.optimizers.states import Piece
+from ranktop.budget.optimizers.step import temporaries
 from ranktop.budget.plan import OptimizerPlan, Plan
 
 SHAPES = [(96, 64), (64, 96), (64, 64), (32, 64)]

@@ -13,7 +13,7 @@ from ranktop.budget.explain.explanation import MOST_RANKS, Explanation, Formula,
 from ranktop.budget.model import Model
 from ranktop.budget.models.catalogue import find
 from ranktop.budget.models.tensors import count
-from ranktop.budget.optimizer_names import by_name
+from ranktop.budget.optimizers.names import by_name
 from ranktop.budget.plan import Fsdp, Lora, Zero
 from ranktop.budget.project import project
 from ranktop.budget.run import STRATEGIES, Run

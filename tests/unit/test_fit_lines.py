@@ -9,8 +9,8 @@ from functools import lru_cache
 import pytest
 import yaml
 
-from ranktop.budget import deepspeed
-from ranktop.budget.accelerate import read_accelerate
+from ranktop.budget.configs import deepspeed as deepspeed
+from ranktop.budget.configs.accelerate import read_accelerate
 from ranktop.budget.fit import Candidate, fit
 from ranktop.budget.fitting.lines import KINDS, beside, lines_of
 from ranktop.budget.models.catalogue import find

@@ -12,8 +12,10 @@ from plan_answer import G, hand_made
 from ranktop.budget.collective import KINDS
 from ranktop.budget.run import STRATEGIES
 from ranktop.budget.terms import ALL_MOMENTS, BUDGETED
+from ranktop.tui.explain import explain
 from ranktop.tui.plan import plan
 from ranktop.tui.planning.as_json import answer_json
+from ranktop.tui.planning.sizes import seconds
 
 STRATEGY_KEYS = {
     *("name", "refused", "bytes", "at_least", "host_bytes", "nvme_bytes", "per_rank", "worst_rank", "fits", "headroom"),
@@ -115,6 +117,33 @@ def test_without_device_and_link_it_says_what_to_give() -> None:
     }
     assert answer["strategies"][0]["reasons"]["fits"] == "no device given: --device-memory or --gpu"
     assert answer["strategies"][0]["reasons"]["seconds_at_least"] == "no link speed given: --link"
+
+
+def test_plan_explain_and_fit_reckon_the_same_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    """Tensor parallel stays in a node and is not sent over the link between nodes."""
+    flags = ["--model", "llama-3-70b", "--world-size", "64", "--gpu", "h100", "--link", "400Gb/s"]
+    row = asked(capsys, *flags, "--strategy", "3d")["strategies"][0]
+    inside = sum(one["sent"] for one in row["collectives"] if one["axis"] == "tensor") / 450e9
+    outside = sum(one["sent"] for one in row["collectives"] if one["axis"] != "tensor") / 50e9
+    assert inside > 0.1
+    assert row["seconds_at_least"] == pytest.approx(inside + outside)
+    assert explain(["3d", *flags]) == 0
+    page = capsys.readouterr().out
+    assert "450 GB/s within a node, 50 GB/s per GPU between nodes" in page
+    total = next(line for line in page.splitlines() if line.startswith("   in all"))
+    assert total.split()[-1] == seconds(row["seconds_at_least"])
+    shape = ["--tp", "8", "--pp", "4", "--dp", "2", "--precision", "bf16-master", "--micro-batch", "1"]
+    plans = asked(capsys, *flags, *shape, "--global-batch", "8", "--strategy", "3d", "--fit")["plans"]
+    same = [one for one in plans if one["micro_batch"] == 1 and one["checkpointing"] == "none"]
+    assert all(one["seconds"]["sending"] == pytest.approx(row["seconds_at_least"]) for one in same)
+
+
+def test_without_a_gpu_the_speed_within_a_node_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", "gpt2", "--strategy", "ddp", "--link", "400Gb/s"]
+    found = asked(capsys, *flags, "--world-size", "16")["run"]["assumptions"]
+    assert any("300 GB/s within a node" in text for text in found)
+    found = asked(capsys, *flags, "--world-size", "8")["run"]["assumptions"]
+    assert not any("within a node" in text for text in found)
 
 
 def test_every_strategy_of_a_real_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from ranktop.budget.model import BadInput
 from ranktop.budget.models.catalogue import find
 from ranktop.budget.plan import Fsdp, Layout, Zero
-from ranktop.budget.project import _between, places, project
+from ranktop.budget.project import _between, collectives_of, places, project
 from ranktop.budget.run import STRATEGIES, Run
 
 GIB = 2**30
@@ -45,6 +45,16 @@ def test_halving_ends_at_the_last_that_fits(low: int, high: int, answer: int) ->
 
     assert _between(low, high, fits) == answer
     assert len(asked) <= 40
+
+
+def test_what_is_sent_is_what_the_busiest_stage_sends() -> None:
+    """A stage in the middle sends both ways; the embeddings are small enough not to outweigh that."""
+    run = replace(RUN, model=replace(RUN.model, vocab=64), data=1, pipeline=8)
+    found = project(run, "pp-1f1b")
+    each = [sum(one.sent for one in collectives_of(run, rank.plan)) for rank in found.ranks]
+    assert len(each) == 8
+    assert found.sent == max(each) == 2 * each[0] > 0
+    assert sum(one.sent for one in found.collectives) == found.sent
 
 
 def test_every_rank_stands_for_somebody_and_none_twice() -> None:

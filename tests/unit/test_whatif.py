@@ -12,7 +12,7 @@ from ranktop.budget.live import NOT_RECOGNISED, live_budget, understand
 from ranktop.budget.model import Model, NoRule
 from ranktop.budget.models.place import inventory
 from ranktop.budget.naming import own_strategy, precision_name
-from ranktop.budget.optimizers import by_name
+from ranktop.budget.optimizers.states import by_name
 from ranktop.budget.plan import Batch, Ddp, Forward, Fsdp, Layout, Plan, Precision, Zero
 from ranktop.budget.project import project, rank_budget
 from ranktop.budget.run import PRECISIONS, STRATEGIES

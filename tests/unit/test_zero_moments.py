@@ -10,15 +10,15 @@ import answers_deepspeed
 import case_table
 import pytest
 
-from ranktop.budget import zero
 from ranktop.budget.activations.saved import Activations
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.model import Model
 from ranktop.budget.models.place import inventory
 from ranktop.budget.plan import Batch, Layout, OptimizerPlan, Plan, Precision, Zero
 from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, MOMENTS, STATES, Amount
-from ranktop.budget.zero_gather import Limits, gathered
-from ranktop.budget.zero_moments import between, moments, off_device
+from ranktop.budget.zero import states as zero
+from ranktop.budget.zero.gather import Limits, gathered
+from ranktop.budget.zero.moments import between, moments, off_device
 
 ALIVE = Activations(
     layers=4, layer=1000, blocks=4000, outside=300, after=100, logits=700, inputs=10, loss_forward=500,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from ranktop.budget import data_parallel, ddp_buffers, pipeline, states
 from ranktop.budget.composition import Point, amount, backward_points, forward_points, parts
-from ranktop.budget.fsdp1_buffers import Fsdp1
-from ranktop.budget.fsdp2_buffers import Fsdp2
-from ranktop.budget.fsdp_step import Step
+from ranktop.budget.fsdp.buffers1 import Fsdp1
+from ranktop.budget.fsdp.buffers2 import Fsdp2
+from ranktop.budget.fsdp.step import Step
 from ranktop.budget.job import Job
 from ranktop.budget.terms import Amount, Part
 

@@ -10,7 +10,7 @@ from ranktop.budget.activations.saved import Activations
 from ranktop.budget.composition import parts
 from ranktop.budget.held import Held, counted, held
 from ranktop.budget.inventory import Inventory
-from ranktop.budget.optimizers import Piece
+from ranktop.budget.optimizers.states import Piece
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import Amount, Part
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from ranktop.budget import buffers, megatron, optimizer_step, states
+from ranktop.budget import buffers, megatron, states
 from ranktop.budget import runtime as processes
 from ranktop.budget.activations.saved import Activations
 from ranktop.budget.composition import NO_ACTIVATIONS, Point, amount, highest, parts, saved_parts
 from ranktop.budget.held import Held, turns
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.job import Job
+from ranktop.budget.optimizers import step as optimizer_step
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, MOMENTS, STATES, Amount, Budget, Part
 
@@ -164,7 +165,7 @@ def _deepspeed(
     inventory: Inventory, plan: Plan, activations: Activations | None, first_step: bool, own: Amount
 ) -> Budget:
     """Ask the rules of ZeRO; where they do not speak for a category, say so."""
-    from ranktop.budget import zero_moments
+    from ranktop.budget.zero import moments as zero_moments
 
     found = zero_moments.moments(inventory, plan, activations, first_step=first_step)
     silent = Amount(None, "no rule for this moment of DeepSpeed")

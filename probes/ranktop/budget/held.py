@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ranktop.budget.inventory import Inventory, Kind
-from ranktop.budget.optimizers import Piece, optimizer_amount
+from ranktop.budget.optimizers.states import Piece, optimizer_amount
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import DTYPE_BYTES, Amount
 

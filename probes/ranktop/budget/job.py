@@ -16,7 +16,7 @@ from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.plan import Plan
 
 if TYPE_CHECKING:
-    from ranktop.budget.fsdp_units import Units
+    from ranktop.budget.fsdp.units import Units
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Job:
     @cached_property
     def units(self) -> Units:
         """Sizes of FSDP's units."""
-        from ranktop.budget.fsdp_units import units
+        from ranktop.budget.fsdp.units import units
 
         return units(self)
 

@@ -14,7 +14,7 @@ from typing import Final
 from ranktop.budget import experts, pipeline
 from ranktop.budget.activations.saved import Activations
 from ranktop.budget.inventory import Inventory, Kind
-from ranktop.budget.optimizers import Piece, optimizer_amount
+from ranktop.budget.optimizers.states import Piece, optimizer_amount
 from ranktop.budget.plan import Layout, Plan
 from ranktop.budget.runtime import CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_BEFORE, MIB
 from ranktop.budget.terms import ALL_MOMENTS, DTYPE_BYTES, STATES, Amount, Part

@@ -9,11 +9,11 @@ from __future__ import annotations
 from math import prod
 from typing import Final
 
-from ranktop.budget.fsdp import shard_shapes
+from ranktop.budget.fsdp.states import shard_shapes
 from ranktop.budget.held import Held, counted, gradient_itemsize
 from ranktop.budget.inventory import Inventory, Kind
-from ranktop.budget.optimizer_blocks import blockwise
-from ranktop.budget.optimizers import Piece, per_group, state_bytes, states_of
+from ranktop.budget.optimizers.blocks import blockwise
+from ranktop.budget.optimizers.states import Piece, per_group, state_bytes, states_of
 from ranktop.budget.plan import Plan
 from ranktop.budget.tensor import stored_numel
 from ranktop.budget.terms import DTYPE_BYTES

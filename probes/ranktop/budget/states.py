@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ranktop.budget import data_parallel, ddp, fsdp, muon, zero_redundancy
+from ranktop.budget import data_parallel, ddp, zero_redundancy
+from ranktop.budget.fsdp import states as fsdp
 from ranktop.budget.held import Held
 from ranktop.budget.inventory import Inventory
+from ranktop.budget.optimizers import muon as muon
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import MOMENTS, NOT_BUDGETED, STATES, Amount, Budget
 from ranktop.budget.words import strategy_words as strategy_words
@@ -40,7 +42,7 @@ def expected_states(inventory: Inventory, plan: Plan, *, first_step: bool = Fals
     """
     rest = {name: Amount(None, NOT_BUDGETED) for name in ("activations", "buffers", "runtime")}
     if plan.zero is not None:
-        from ranktop.budget import zero
+        from ranktop.budget.zero import states as zero
 
         moments = zero.expected(inventory, plan, first_step=first_step)
         return Budget({moment: {**moments.get(moment, {}), **rest} for moment in MOMENTS})

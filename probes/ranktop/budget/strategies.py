@@ -10,7 +10,7 @@ from ranktop.budget.model import BadInput, NoRule
 from ranktop.budget.naming import own_strategy, precision_name
 from ranktop.budget.plan import Batch, Ddp, Fsdp, Layout, OptimizerPlan, Pipeline, Plan, Precision, Zero
 from ranktop.budget.run import PRECISIONS, STRATEGIES, Run
-from ranktop.budget.zero_flat import BF16_WRAPPER
+from ranktop.budget.zero.flat import BF16_WRAPPER
 
 _CAUSAL: Final = ("gpt2", "gpt-neox", "llama")
 """Families whose language models compute their loss by ``ForCausalLMLoss`` (transformers/loss/loss_utils.py)."""

@@ -11,9 +11,9 @@ from ranktop.budget.communication.step import Step, closed_before
 from ranktop.budget.inventory import Kind
 from ranktop.budget.plan import Zero
 from ranktop.budget.terms import DTYPE_BYTES
-from ranktop.budget.zero_flat import BF16_WRAPPER, Flat, FlatBf16
-from ranktop.budget.zero_job import Job
-from ranktop.budget.zero_layout import persistent, share
+from ranktop.budget.zero.flat import BF16_WRAPPER, Flat, FlatBf16
+from ranktop.budget.zero.job import Job
+from ranktop.budget.zero.layout import persistent, share
 
 FALLBACK_BUCKET: Final = 500_000_000
 """Elements that are reduced at once without ZeRO (``MEMORY_OPT_ALLREDUCE_SIZE`` in runtime/engine.py)."""

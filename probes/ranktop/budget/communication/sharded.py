@@ -8,7 +8,7 @@ from math import prod
 
 from ranktop.budget.collective import Collective
 from ranktop.budget.communication.step import Step
-from ranktop.budget.fsdp import flat_layout, shard_shapes
+from ranktop.budget.fsdp.states import flat_layout, shard_shapes
 from ranktop.budget.held import gradient_itemsize
 from ranktop.budget.inventory import Kind
 from ranktop.budget.plan import Fsdp, Plan

@@ -110,7 +110,7 @@ def _optimizer(run: Run, strategy: str, plan: Plan) -> Iterator[Change]:
         yield _change(replace(run, optimizer=fused), strategy, "optimizer", optimizer.name, f"fused {optimizer.name}",
                       "--optimizer adamw_fused")  # fmt: skip
     if not own and not optimizer.options.get("amsgrad") and plan.stack != "megatron":
-        from ranktop.budget.optimizer_names import by_name
+        from ranktop.budget.optimizers.names import by_name
 
         yield _change(replace(run, optimizer=by_name("adamw8bit")), strategy, "optimizer", optimizer.name, "AdamW8bit",
                       "--optimizer adamw8bit")  # fmt: skip

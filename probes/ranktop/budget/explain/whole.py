@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.models.tensors import tensors
-from ranktop.budget.optimizers import Piece, optimizer_amount
+from ranktop.budget.optimizers.states import Piece, optimizer_amount
 from ranktop.budget.plan import Layout, Plan
 from ranktop.budget.project import inventory
 from ranktop.budget.run import Run
 from ranktop.budget.terms import DTYPE_BYTES
-from ranktop.budget.zero_job import Job
+from ranktop.budget.zero.job import Job
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from ranktop.budget.fitting.candidate import Candidate, Suggestion
 from ranktop.budget.fitting.judge import Judge, Point
 from ranktop.budget.fitting.shapes import shapes
 from ranktop.budget.model import BadInput, NoRule
-from ranktop.budget.optimizer_names import by_name
+from ranktop.budget.optimizers.names import by_name
 from ranktop.budget.run import Run
 
 if TYPE_CHECKING:

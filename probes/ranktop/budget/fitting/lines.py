@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ranktop.budget.config_lines import config_lines, kinds_for
+from ranktop.budget.configs.lines import config_lines, kinds_for
 from ranktop.budget.fitting.candidate import Candidate
 from ranktop.budget.plan import Plan
 from ranktop.budget.strategies import plan_of

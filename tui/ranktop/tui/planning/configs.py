@@ -12,8 +12,8 @@ from ranktop.budget.plan import OptimizerPlan, Zero
 from ranktop.tui.planning.files import shown, text_of, toml_of, yaml_of
 
 if TYPE_CHECKING:
-    from ranktop.budget.config import Setup
-    from ranktop.budget.deepspeed import DeepSpeedConfig, Pieces
+    from ranktop.budget.configs.deepspeed import DeepSpeedConfig, Pieces
+    from ranktop.budget.configs.setup import Setup
     from ranktop.tui.planning.flags import Flags
 
 Value = TypeVar("Value")
@@ -65,7 +65,7 @@ def given(flags: Flags, numbers: Numbers, model: Model) -> Given:
 
 
 def _read_deepspeed(flag: str, path: Path) -> DeepSpeedConfig:
-    from ranktop.budget.deepspeed import read
+    from ranktop.budget.configs.deepspeed import read
 
     text = text_of(flag, path)
     try:
@@ -77,7 +77,7 @@ def _read_deepspeed(flag: str, path: Path) -> DeepSpeedConfig:
 
 def _world(values: Mapping[str, Any], numbers: Numbers) -> int | None:
     """Return the GPUs that the three batch numbers of a DeepSpeed config imply, None when they do not."""
-    from ranktop.budget.deepspeed_batch import MICRO, STEPS, TRAIN
+    from ranktop.budget.configs.deepspeed_batch import MICRO, STEPS, TRAIN
 
     train, micro, steps = (values.get(key) for key in (TRAIN, MICRO, STEPS))
     if not all(isinstance(number, int) and number > 0 for number in (train, micro, steps)):
@@ -94,7 +94,7 @@ def _with_deepspeed(
     base: Given, config: DeepSpeedConfig, flags: Flags, numbers: Numbers, model: Model, world: int | None
 ) -> Given:
     """Return what a DeepSpeed config adds; ``auto`` is what the flags say, as a trainer's arguments would."""
-    from ranktop.budget.deepspeed import Run, plan_pieces
+    from ranktop.budget.configs.deepspeed import Run, plan_pieces
 
     data = None if world is None else max(1, world // _model_parallel(numbers))
     known = Run(
@@ -126,7 +126,7 @@ def _told(pieces: Pieces) -> tuple[str, ...]:
 
 
 def _accelerate(path: Path, flags: Flags, numbers: Numbers, model: Model) -> Given:
-    from ranktop.budget.accelerate import read_accelerate
+    from ranktop.budget.configs.accelerate import read_accelerate
 
     data = toml_of("--accelerate", path) if path.suffix == ".toml" else yaml_of("--accelerate", path)
     setup = read_accelerate(data, shown(path))
@@ -158,7 +158,7 @@ def _accelerate(path: Path, flags: Flags, numbers: Numbers, model: Model) -> Giv
         config = _read_deepspeed(f"--accelerate {shown(path)}: deepspeed_config_file", beside)
         return _with_deepspeed(found, config, flags, numbers, model, world)
     if setup.deepspeed is not None:
-        from ranktop.budget.deepspeed import DeepSpeedConfig
+        from ranktop.budget.configs.deepspeed import DeepSpeedConfig
 
         config = DeepSpeedConfig(values=setup.deepspeed, where=shown(path))
         return _with_deepspeed(found, config, flags, numbers, model, world)

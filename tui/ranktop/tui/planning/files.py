@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from ranktop.budget.config import DoubleKeyError, without_doubles
+from ranktop.budget.configs.setup import DoubleKeyError, without_doubles
 from ranktop.budget.model import BadInput
 
 LARGEST: Final = 16 << 20

@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from ranktop.budget.optimizers.names import by_name
 from ranktop.budget.run import Projection, Run
 from ranktop.budget.terms import BUDGETED
+from ranktop.budget.words import optimizer_name
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
-from ranktop.tui.session.whatif import Changes, WhatIf
+from ranktop.tui.session.whatif import Changes, Measured, WhatIf
 from ranktop.tui.view.bar import LETTERS, cells, half_blocks, letters
 from ranktop.tui.view.header import header
 from ranktop.tui.view.options import MOMENT_WORDS, Options
+from ranktop.tui.view.plan import optimizer
 from ranktop.tui.view.scale import PROCESS
 from ranktop.tui.view.status import SHORT
 from ranktop.tui.view.text import (
@@ -23,7 +26,9 @@ from ranktop.tui.view.text import (
     Span,
     Unit,
     beside,
+    first_that_fits,
     fit,
+    human,
     in_ascii,
     length,
     merge,
@@ -46,11 +51,6 @@ TITLES: Final = {
     "runtime": "run",
 }  # fmt: skip
 
-STRETCH_WORDS: Final = {
-    **MOMENT_WORDS, "forward": "inside forward", "backward": "inside backward",
-    "optimizer_step": "inside the optimizer's step",
-}  # fmt: skip
-
 HINTS: Final = (
     ("enter", "explain"), ("w", "world"), ("b", "batch"), ("l", "length"), ("p", "precision"), ("c", "checkpoint"),
     ("o", "optimizer"), ("f", "offload"), ("shift", "back"), ("x", "as it runs"), ("g", "what fits"), ("esc", "ranks"),
@@ -67,15 +67,6 @@ class Choice:
     top: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """What a full bar stands for, and the unit of the numbers."""
-
-    bytes: int
-    unit: Unit
-    capacity: int | None
-
-
 def strategies(
     snapshot: Snapshot, link: Link, whatif: WhatIf, choice: Choice, options: Options, size: tuple[int, int], notice: str
 ) -> list[Line]:
@@ -90,13 +81,13 @@ def strategies(
         rows.append((at, _row(name, whatif, scale, options, width, selected)))
         if name == whatif.own and whatif.measured is not None:
             rows.append((at, _measured_row(whatif, scale, options, width, selected)))
-    below = _below(names[choice.at], whatif, scale, options, width)
+    told = below(names[choice.at], whatif, scale, options, width)
     if height >= len(rows) + len(below) + 6:
         below = [pad((), width), *below, _legend(options, width)]
     if height < 10:
         below = []
     room = max(1, height - 4 - len(below))
-    lines = [header(snapshot, link, options, width), _question(whatif, options, width), _heading(scale, options, width)]
+    lines = [header(snapshot, link, options, width), question(whatif, options, width), _heading(scale, options, width)]
     lines += _visible(rows, choice, room, width)
     lines += [pad((), width)] * (height - len(lines) - len(below) - 1)
     lines = [*lines, *below][: max(0, height - 1)]
@@ -108,12 +99,13 @@ def strategies(
 def scale_of(whatif: WhatIf) -> Scale:
     """Return the scale of the bars: the device, or the largest row where the job itself would be a sliver."""
     totals = [row.rank.total for row in whatif.rows.values() if row.rank is not None and row.rank.total is not None]
-    largest = max([*totals, whatif.measured.total if whatif.measured is not None else 0], default=0)
+    largest = max([*totals, whatif.measured.held if whatif.measured is not None else 0], default=0)
     capacity = whatif.run.device_memory if whatif.run is not None else None
-    own = whatif.measured.total if whatif.measured is not None else largest
+    own = whatif.measured.held if whatif.measured is not None else largest
     full = capacity if capacity and own > capacity // 10 else int(largest * 1.05) or capacity or 1
     unit = unit_for(largest or capacity)
-    return Scale(full, Unit("GiB", GIB) if largest >= 4 * GIB else unit, capacity)
+    shared = whatif.basis.share if whatif.basis is not None and whatif.run is not None and whatif.run.host else 0
+    return Scale(full, Unit("GiB", GIB) if largest >= 4 * GIB else unit, capacity, shared)
 
 
 def _visible(rows: list[tuple[int, Line]], choice: Choice, room: int, width: int) -> list[Line]:
@@ -130,14 +122,17 @@ def _columns(width: int) -> tuple[str, ...]:
     return BUDGETED if width >= WIDE else ()
 
 
-def _bar_cells(width: int) -> int:
-    rest = NAME_CELLS + 4 + len(_columns(width)) * NUMBER_CELLS + NUMBER_CELLS + 1 + 1 + _right_cells(width)
+def _bar_cells(scale: Scale, width: int) -> int:
+    rest = NAME_CELLS + 4 + len(_columns(width)) * NUMBER_CELLS + NUMBER_CELLS + 1 + 1 + _right_cells(scale, width)
     return max(0, width - rest)
 
 
-def _right(width: int) -> tuple[tuple[str, int], ...]:
-    """Return title and cells of the columns behind the bar; the least worth goes first where it is narrow."""
-    columns = [("host", 7), ("comm", 7), ("room", 8), ("batch", 6)]
+def _right(scale: Scale, width: int) -> tuple[tuple[str, int], ...]:
+    """Return title and cells of the columns behind the bar; the least worth goes first where it is narrow.
+
+    Where the device is the host's memory nothing is beside it.
+    """
+    columns = [("host", 7), ("comm", 7), ("room", 8), ("batch", 6)][1 if scale.shared else 0 :]
     fixed = NAME_CELLS + 4 + NUMBER_CELLS + 2 + MIN_BAR
     for gone in ("host", "comm", "batch"):
         if fixed + sum(cells for _, cells in columns) <= width:
@@ -146,19 +141,24 @@ def _right(width: int) -> tuple[tuple[str, int], ...]:
     return tuple(columns)
 
 
-def _right_cells(width: int) -> int:
-    return sum(cells for _, cells in _right(width))
+def _right_cells(scale: Scale, width: int) -> int:
+    return sum(cells for _, cells in _right(scale, width))
 
 
 def _heading(scale: Scale, options: Options, width: int) -> Line:
-    cells = _bar_cells(width)
+    cells = _bar_cells(scale, width)
     spans: list[Span] = [(fit("   strategy", NAME_CELLS + 4), "label")]
     spans += [(f"{TITLES[name]:>{NUMBER_CELLS}}", "label") for name in _columns(width)]
     spans.append((f"{scale.unit.name:>{NUMBER_CELLS}}", "label bold"))
     full = size(scale.bytes, scale.unit, 1)
     what = "of" if scale.bytes == scale.capacity else "full bar ="
-    spans += [(" ", ""), (fit(f"{what} {full} {scale.unit.name}", cells), "label"), (" ", "")]
-    spans += [(f"{_title(name, width):>{room}}", "label") for name, room in _right(width)]
+    forms = [f"{what} {full} {scale.unit.name}"]
+    if scale.shared and scale.capacity:
+        ranks = f"{scale.shared} rank{'' if scale.shared == 1 else 's'}"
+        room = f"room in {human(scale.capacity)}"
+        forms = [f"{forms[0]}, {room}: RAM / {ranks}", f"{room}: RAM / {ranks}", f"RAM / {ranks}", *forms]
+    spans += [(" ", ""), (fit(first_that_fits(forms, cells), cells), "label"), (" ", "")]
+    spans += [(f"{_title(name, width):>{room}}", "label") for name, room in _right(scale, width)]
     return pad(spans, width)
 
 
@@ -183,7 +183,7 @@ def _row(name: str, whatif: WhatIf, scale: Scale, options: Options, width: int, 
     amounts = {category: amount.bytes for category, amount in found.amounts().items()}
     total = found.rank.total if found.rank is not None else None
     numbers = _numbers(amounts, total, scale, glyphs, width)
-    bar = _bar(amounts, amounts, scale, options, _bar_cells(width))
+    bar = _bar(amounts, amounts, scale, options, _bar_cells(scale, width))
     return _tinted(
         pad([*lead, *numbers, (" ", ""), *bar, (" ", ""), *_tail(found, scale, glyphs, width)], width), selected
     )
@@ -198,10 +198,9 @@ def _measured_row(whatif: WhatIf, scale: Scale, options: Options, width: int, se
         expected["runtime"] = amounts.get("runtime")  # nobody budgets it on a host: it is the same on both sides
     lead: list[Span] = [("   ", ""), (fit(f"rank {measured.rank}", NAME_CELLS - 3), "dim"), ("now ", "bold")]
     numbers = _numbers(amounts, measured.total, scale, options.glyphs, width)
-    bar = _bar(expected, amounts, scale, options, _bar_cells(width))
-    over = measured.over
-    delta = f"{signed(over, scale.unit, 1, options.glyphs)} {STRETCH_WORDS.get(measured.moment, measured.moment)}"
-    right = fit(delta if over is not None else "", max(0, _right_cells(width)), ">", options.glyphs.ellipsis)
+    bar = _bar(expected, amounts, scale, options, _bar_cells(scale, width))
+    room = max(0, _right_cells(scale, width))
+    right = fit(difference(measured, scale, options.glyphs, room), room, ">", options.glyphs.ellipsis)
     return _tinted(pad([*lead, *numbers, (" ", ""), *bar, (" ", ""), (right, "dim")], width), selected)
 
 
@@ -240,7 +239,7 @@ def _tail(found: Projection, scale: Scale, glyphs: Glyphs, width: int) -> list[S
         "room": _room(found, scale, glyphs),
         "batch": (_batch(found, glyphs), "text" if found.max_micro_batch else "dim"),
     }
-    return [(f"{texts[name][0]:>{room}}", texts[name][1]) for name, room in _right(width)]
+    return [(f"{texts[name][0]:>{room}}", texts[name][1]) for name, room in _right(scale, width)]
 
 
 def _room(found: Projection, scale: Scale, glyphs: Glyphs) -> tuple[str, str]:
@@ -259,77 +258,6 @@ def _batch(found: Projection, glyphs: Glyphs) -> str:
 
 def _tinted(line: Line, selected: bool) -> Line:
     return tuple((text, f"{style} selected".strip()) for text, style in line) if selected else line
-
-
-def _question(whatif: WhatIf, options: Options, width: int) -> Line:
-    """Say what is asked: the job as it runs, or with which changes."""
-    run, changes = whatif.run, whatif.changes
-    if run is None:
-        return pad([(f" {plain(whatif.reason)}", "warn")], width, "panel")
-    words = "what if:" if changes else "as it runs:"
-    spans: list[Span] = [(f" {words} ", "panel bold")]
-    dot = f" {options.glyphs.dot} "
-    for number, (text, changed) in enumerate(_facts(run, changes)):
-        spans += [(dot if number else "", "panel"), (text, "panel warn bold" if changed else "panel")]
-    return pad(spans, width, "panel")
-
-
-def _facts(run: Run, changes: Changes) -> list[tuple[str, bool]]:
-    world = changes.world_size or run.world_size
-    batch = changes.micro_batch or run.micro_batch
-    tokens = changes.sequence_length or run.sequence_length
-    checkpointing = changes.checkpointing or run.checkpointing
-    found = [
-        (f"{world} {'rank' if world == 1 else 'ranks'}", changes.world_size is not None),
-        (f"batch {batch}", changes.micro_batch is not None),
-        (f"{tokens:,} tokens" if tokens else "", changes.sequence_length is not None),
-        (changes.precision or run.precision, changes.precision is not None),
-        (f"checkpointing {checkpointing}", changes.checkpointing is not None),
-        (changes.optimizer or run.optimizer.name, changes.optimizer is not None),
-        (f"FSDP offload {changes.offload}" if changes.offload else "", changes.offload is not None),
-    ]
-    return [(text, changed) for text, changed in found if text]
-
-
-def _below(name: str, whatif: WhatIf, scale: Scale, options: Options, width: int) -> list[Line]:
-    """Tell of the selected strategy where it peaks, how sure that is, and what was taken for granted."""
-    found = whatif.rows.get(name)
-    if found is None or found.refused or found.rank is None:
-        return [pad((), width)]
-    rank = found.rank
-    peak = rank.budget.peak()
-    words = [f"{name}: peak {STRETCH_WORDS.get(peak, peak)}" if peak else f"{name}: peak unknown: {_why(found)}"]
-    if len(found.ranks) > 1:
-        words.append(
-            f"worst is rank {rank.ranks[0]}" + (f", stage {rank.stage}" if rank.plan.layout.pipeline > 1 else "")
-        )
-    save, load = rank.budget.total("checkpoint_save"), rank.budget.total("load")
-    if save is not None and rank.total is not None and save > rank.total:
-        words.append(f"saving a checkpoint needs {size(save, scale.unit)}")
-    if load is not None and rank.total is not None and load > rank.total:
-        words.append(f"loading needs {size(load, scale.unit)}")
-    words.append(_sureness(found))
-    first = f" {options.glyphs.dot} ".join(word for word in words if word)
-    second = "; ".join(plain(text) for text in found.assumptions)
-    lines = [pad([(f" {first}", "text")], width)]
-    return [*lines, pad([(f" {second}", "dim")], width)] if second else lines
-
-
-def _why(found: Projection) -> str:
-    return next((plain(amount.rule) for amount in found.amounts().values() if amount.bytes is None), "")
-
-
-def _sureness(found: Projection) -> str:
-    """Say how far the total may be off, leaving out what is a guess by nature."""
-    amounts = [amount for amount in found.amounts().values() if amount.bytes]
-    guessed = [name for name, amount in found.amounts().items() if amount.within is None and amount.bytes]
-    off = sum((amount.bytes or 0) * amount.within for amount in amounts if amount.within is not None)
-    total = sum(amount.bytes or 0 for amount in amounts)
-    if not total:
-        return ""
-    share = off / total
-    words = "exact" if share < 0.0005 else f"within {share:.1%}"
-    return words + (f", {' and '.join(guessed)} guessed" if guessed else "")
 
 
 def _legend(options: Options, width: int) -> Line:

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from ranktop.budget import deepspeed_batch as batch
-from ranktop.budget.deepspeed_json import Section, parse
-from ranktop.budget.deepspeed_sections import DTYPES, optimizer, zero_options
+from ranktop.budget.configs import deepspeed_batch as batch
+from ranktop.budget.configs.deepspeed_json import Section, parse
+from ranktop.budget.configs.deepspeed_sections import DTYPES, optimizer, zero_options
 from ranktop.budget.model import BadInput, Model
 from ranktop.budget.plan import OptimizerPlan, Precision, State, Zero
-from ranktop.budget.zero_flat import BF16_WRAPPER
+from ranktop.budget.zero.flat import BF16_WRAPPER
 
 _NO_BYTES: Final = (
     "managed_gradient_accumulation", "scheduler", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",

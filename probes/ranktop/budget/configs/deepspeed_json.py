@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ranktop.budget.config import DoubleKeyError, nearest, shown, without_doubles
+from ranktop.budget.configs.setup import DoubleKeyError, nearest, shown, without_doubles
 from ranktop.budget.model import BadInput
 
 AUTO: Final = "auto"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from ranktop.budget.composition import Point, highest, parts
 from ranktop.budget.inventory import Kind
-from ranktop.budget.optimizer_step import temporaries
-from ranktop.budget.optimizers import Piece
-from ranktop.budget.zero_flat import BF16_WRAPPER, Flat
-from ranktop.budget.zero_job import Job, Layout
-from ranktop.budget.zero_layout import share
-from ranktop.budget.zero_sharded import bucket
-from ranktop.budget.zero_whole import Partitioned, Replicated
+from ranktop.budget.optimizers.states import Piece
+from ranktop.budget.optimizers.step import temporaries
+from ranktop.budget.zero.flat import BF16_WRAPPER, Flat
+from ranktop.budget.zero.job import Job, Layout
+from ranktop.budget.zero.layout import share
+from ranktop.budget.zero.sharded import bucket
+from ranktop.budget.zero.whole import Partitioned, Replicated
 
 
 def _pieces(job: Job, updated: list[tuple[int, Kind]]) -> list[Piece]:

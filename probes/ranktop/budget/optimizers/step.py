@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import Final
 
-from ranktop.budget.optimizers import Piece, per_group
+from ranktop.budget.optimizers.states import Piece, per_group
 from ranktop.budget.plan import OptimizerPlan, Plan
 from ranktop.budget.terms import Amount, Part
 

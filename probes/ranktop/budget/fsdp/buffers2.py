@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ranktop.budget.composition import Point, at_end, at_head, at_loss, forward_loss, last_block, parts, stages
-from ranktop.budget.fsdp_step import NEXT, REDUCE, ROOT, WHOLE, Step
+from ranktop.budget.fsdp.step import NEXT, REDUCE, ROOT, WHOLE, Step
 
 GATHER: Final = "all-gather output"
 BEFORE: Final = "all-gather output of the unit before"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ranktop.budget.inventory import Kind
 from ranktop.budget.terms import Amount
-from ranktop.budget.zero_job import IN_FORWARD, IN_STEP, Job, Layout
-from ranktop.budget.zero_layout import persistent, share, sub_groups
+from ranktop.budget.zero.job import IN_FORWARD, IN_STEP, Job, Layout
+from ranktop.budget.zero.layout import persistent, share, sub_groups
 
 
 class Replicated(Layout):

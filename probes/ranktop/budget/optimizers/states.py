@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from ranktop.budget.optimizer_blocks import blockwise
+from ranktop.budget.optimizers.blocks import blockwise
 from ranktop.budget.plan import OptimizerPlan, Plan, State
 from ranktop.budget.terms import DTYPE_BYTES, Amount
 
@@ -184,6 +184,6 @@ def optimizer_amount(pieces: Iterable[Piece], plan: Plan, *, before_first_step: 
 
 def by_name(name: str, **options: bool | float | str) -> OptimizerPlan:
     """Return the plan of an optimizer as users call it (``adamw8bit``); BadInput with the closest names otherwise."""
-    from ranktop.budget.optimizer_names import by_name as found
+    from ranktop.budget.optimizers.names import by_name as found
 
     return found(name, **options)

@@ -7,7 +7,7 @@ from typing import Final
 
 from ranktop.budget.activations.saved import Activations
 from ranktop.budget.composition import Point, parts, tied
-from ranktop.budget.fsdp_units import Units
+from ranktop.budget.fsdp.units import Units
 from ranktop.budget.job import Job
 from ranktop.budget.plan import Fsdp
 from ranktop.budget.terms import Part

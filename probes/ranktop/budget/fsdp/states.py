@@ -8,7 +8,7 @@ from math import prod
 
 from ranktop.budget.held import Held, counted, gradient_itemsize, held, whole_piece
 from ranktop.budget.inventory import Inventory, Kind
-from ranktop.budget.optimizers import Piece
+from ranktop.budget.optimizers.states import Piece
 from ranktop.budget.plan import Fsdp, Plan
 from ranktop.budget.tensor import stored_numel
 from ranktop.budget.terms import DTYPE_BYTES, Amount

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from ranktop.budget.config import Section, Setup
-from ranktop.budget.fsdp_config import STRATEGY_OF, read_section, read_titan
+from ranktop.budget.configs.fsdp import STRATEGY_OF, read_section, read_titan
+from ranktop.budget.configs.setup import Section, Setup
 from ranktop.budget.model import BadInput
 
 _TYPES: Final = (

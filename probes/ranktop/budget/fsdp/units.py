@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from ranktop.budget.fsdp import flat_alignment, flat_layout, shard_shapes
+from ranktop.budget.fsdp.states import flat_alignment, flat_layout, shard_shapes
 from ranktop.budget.held import gradient_itemsize
 from ranktop.budget.inventory import Kind
 from ranktop.budget.job import Job

@@ -12,9 +12,9 @@ from typing import Final
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Plan, Zero
 from ranktop.budget.terms import MOMENTS, STATES, Amount
-from ranktop.budget.zero_flat import BF16_WRAPPER, Flat, FlatBf16
-from ranktop.budget.zero_job import Job, Layout
-from ranktop.budget.zero_whole import Partitioned, Replicated
+from ranktop.budget.zero.flat import BF16_WRAPPER, Flat, FlatBf16
+from ranktop.budget.zero.job import Job, Layout
+from ranktop.budget.zero.whole import Partitioned, Replicated
 
 NVME: Final = "NVMe offload"
 """How a live job's options name it among those without a rule."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ranktop.budget.config import Section, Setup
+from ranktop.budget.configs.setup import Section, Setup
 from ranktop.budget.model import BadInput
 from ranktop.budget.plan import Fsdp
 

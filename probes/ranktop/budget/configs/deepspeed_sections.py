@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ranktop.budget.deepspeed_json import Section
+from ranktop.budget.configs.deepspeed_json import Section
 from ranktop.budget.model import BadInput, Model
 from ranktop.budget.plan import OptimizerPlan, State, Zero
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from ranktop.budget.inventory import Kind
 from ranktop.budget.terms import Amount
-from ranktop.budget.zero_job import IN_FORWARD, IN_STEP, Job, Layout
-from ranktop.budget.zero_layout import FlatGroup, element_alignment
+from ranktop.budget.zero.job import IN_FORWARD, IN_STEP, Job, Layout
+from ranktop.budget.zero.layout import FlatGroup, element_alignment
 
 BF16_WRAPPER: Final = "BF16_Optimizer"
 """DeepSpeed's class for stage 1 with bf16 parameters and gradients accumulated in fp32."""

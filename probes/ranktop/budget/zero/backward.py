@@ -13,10 +13,10 @@ from ranktop.budget.activations.saved import Activations
 from ranktop.budget.composition import Point, parts, saved_parts
 from ranktop.budget.inventory import Kind
 from ranktop.budget.terms import DTYPE_BYTES, Part
-from ranktop.budget.zero_flat import BF16_WRAPPER, Flat
-from ranktop.budget.zero_job import Job
-from ranktop.budget.zero_layout import element_alignment, owners
-from ranktop.budget.zero_progress import Progress
+from ranktop.budget.zero.flat import BF16_WRAPPER, Flat
+from ranktop.budget.zero.job import Job
+from ranktop.budget.zero.layout import element_alignment, owners
+from ranktop.budget.zero.progress import Progress
 
 ENGINE_BUCKET: Final = 500_000_000
 """Elements after which the engine closes a bucket of its own (``MEMORY_OPT_ALLREDUCE_SIZE`` in engine.py)."""

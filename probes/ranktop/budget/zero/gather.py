@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ranktop.budget.zero_layout import share
+from ranktop.budget.zero.layout import share
 
 NEVER = -1
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 from ranktop.budget.composition import amount, parts
-from ranktop.budget.optimizers import Piece, optimizer_amount
+from ranktop.budget.optimizers.states import Piece, optimizer_amount
 from ranktop.budget.terms import Amount, Part
-from ranktop.budget.zero_flat import Flat
-from ranktop.budget.zero_job import Job, Layout
-from ranktop.budget.zero_whole import Partitioned
+from ranktop.budget.zero.flat import Flat
+from ranktop.budget.zero.job import Job, Layout
+from ranktop.budget.zero.whole import Partitioned
 
 _KEPT: Final = "nothing is offloaded"
 

@@ -1,7 +1,7 @@
 """DeepSpeed ZeRO over a whole step: states, gathered parameters, buckets, copies and activations at every moment.
 
-Source: DeepSpeed 0.19.8. States at the moments are those of ``ranktop.budget.zero``; what backward, the optimizer's
-step, loading and saving add is followed hook by hook, so that a peak names what made it.
+Source: DeepSpeed 0.19.8. States at the moments are those of ``ranktop.budget.zero.states``; what backward, the
+optimizer's step, loading and saving add is followed hook by hook, so that a peak names what made it.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Callable
 from copy import copy
 from typing import Final
 
-from ranktop.budget import zero_step
 from ranktop.budget.activations.saved import Activations
 from ranktop.budget.composition import NO_ACTIVATIONS, Point, amount, parts, saved_parts
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, Amount, Part
-from ranktop.budget.zero import layout_of, options_of, uncovered
-from ranktop.budget.zero_backward import backward, between_micro_batches
-from ranktop.budget.zero_job import IN_FORWARD, Job, Layout
-from ranktop.budget.zero_offload import off_device as _off_device
-from ranktop.budget.zero_offload import staging
-from ranktop.budget.zero_progress import NOTHING
-from ranktop.budget.zero_sharded import Sharded, bucket
+from ranktop.budget.zero import step as zero_step
+from ranktop.budget.zero.backward import backward, between_micro_batches
+from ranktop.budget.zero.job import IN_FORWARD, Job, Layout
+from ranktop.budget.zero.offload import off_device as _off_device
+from ranktop.budget.zero.offload import staging
+from ranktop.budget.zero.progress import NOTHING
+from ranktop.budget.zero.sharded import Sharded, bucket
+from ranktop.budget.zero.states import layout_of, options_of, uncovered
 
 Table = dict[str, dict[str, Amount]]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from ranktop.budget.composition import Point, at_end, at_head, at_loss, forward_loss, last_block, parts, stages
-from ranktop.budget.fsdp_step import NEXT, REDUCE, ROOT, WHOLE, Step
-from ranktop.budget.fsdp_units import Unit
+from ranktop.budget.fsdp.step import NEXT, REDUCE, ROOT, WHOLE, Step
+from ranktop.budget.fsdp.units import Unit
 
 FLAT: Final = "flat gradient of the unit"
 EARLIER: Final = "sharded gradients, kept until the next forward"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from ranktop.budget.inventory import Inventory, Kind
-from ranktop.budget.optimizers import Piece, optimizer_amount
+from ranktop.budget.optimizers.states import Piece, optimizer_amount
 from ranktop.budget.plan import Plan, State, Zero
 from ranktop.budget.terms import DTYPE_BYTES, Amount
 

@@ -12,10 +12,10 @@ from ranktop.budget.activations.saved import Activations
 from ranktop.budget.composition import Point, highest, parts, saved_parts, total
 from ranktop.budget.inventory import Kind
 from ranktop.budget.terms import DTYPE_BYTES, Part
-from ranktop.budget.zero_gather import Gathered, Limits, gathered
-from ranktop.budget.zero_job import Job
-from ranktop.budget.zero_layout import persistent, share
-from ranktop.budget.zero_progress import Progress
+from ranktop.budget.zero.gather import Gathered, Limits, gathered
+from ranktop.budget.zero.job import Job
+from ranktop.budget.zero.layout import persistent, share
+from ranktop.budget.zero.progress import Progress
 
 NORM_PIECE: Final = 250_000_000
 """Elements of a partition whose norm is taken at once (``_constant_buffered_norm2``)."""
