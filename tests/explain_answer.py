@@ -10,6 +10,7 @@ from ranktop.budget.collective import Collective
 from ranktop.budget.explain import pictures
 from ranktop.budget.explain.explanation import Explanation, Formula, Knob, Mistake, Term
 from ranktop.budget.explain.whole import Whole
+from ranktop.budget.fitting.cost import Speeds
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.model import Model
 from ranktop.budget.plan import Batch, Fsdp, Layout, OptimizerPlan, Pipeline, Plan, Precision
@@ -116,7 +117,7 @@ def _explained(
         moments=pictures.moments(rank),
         formulas=formulas,
         collectives=projection.collectives,
-        link=50e9,
+        at=Speeds(node_link=50e9),
         knobs=knobs,
         mistakes=mistakes,
     )

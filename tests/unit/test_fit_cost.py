@@ -31,7 +31,12 @@ def reduce(axis: str, group: int) -> Collective:
         (Layout(world_size=64, replicate=8, tensor=8), "tensor", 8, 0.14),
         # Every eighth rank: over eight nodes, at the slow link.
         (Layout(world_size=64, replicate=8, tensor=8), "replicate", 8, 1.4),
-        (Layout(world_size=16, shard=8, tensor=2), "shard", 8, 1.4),
+        # Four of each node: all their links.
+        (Layout(world_size=16, shard=8, tensor=2), "shard", 8, 0.35),
+        # Replicas of one stage share a node: the stages are what lies on several.
+        (Layout(world_size=16, replicate=8, pipeline=2), "replicate", 8, 0.14),
+        # 2 x 63/64 x 8 GB by eight links of 10 GB/s from every node, which are no slower than the node itself.
+        (Layout(world_size=64, replicate=64), "replicate", 64, 2 * 63 / 64 * 8 / 80),
     ],
 )
 def test_a_group_within_a_node_sends_at_its_speed(layout: Layout, axis: str, group: int, seconds: float) -> None:
@@ -42,6 +47,17 @@ def test_stages_of_a_pipeline_lie_on_different_nodes_when_there_are_several() ->
     send = Collective(kind="p2p", group=2, bytes=10**9, axis="pipeline")
     assert cost.sending(Plan(layout=Layout(world_size=8, pipeline=8)), [send], AT, 8) == pytest.approx(0.01)
     assert cost.sending(Plan(layout=Layout(world_size=16, pipeline=2)), [send], AT, 8) == pytest.approx(0.1)
+
+
+def test_of_stages_that_share_a_node_the_last_one_sends_one_way_over_the_link() -> None:
+    plan = Plan(layout=Layout(world_size=16, pipeline=16))
+    ways = [Collective(kind="p2p", group=2, bytes=10**9, axis="pipeline", phase=way) for way in ("forward", "backward")]
+    assert cost.sending(plan, ways, AT, 8) == pytest.approx(0.1 + 0.01)
+
+
+def test_an_all_to_all_sends_what_leaves_the_node_over_one_link() -> None:
+    one = Collective(kind="all_to_all", group=16, bytes=16 * 10**9, axis="expert")
+    assert cost.sending(Plan(layout=Layout(world_size=16, expert=16)), [one], AT, 8) == pytest.approx(0.8)
 
 
 def test_recomputing_repeats_the_forward_of_the_blocks() -> None:

@@ -38,7 +38,7 @@ def project(run: Run, strategy: str) -> Projection:
         strategy=strategy,
         ranks=ranks,
         worst=worst,
-        collectives=collectives_of(run, plan),
+        collectives=busiest(run, plan),
         fits=None if headroom is None else headroom >= 0,
         headroom=headroom,
         max_micro_batch=_largest(run, plan, ranks),
@@ -190,6 +190,14 @@ def collectives_of(run: Run, plan: Plan) -> tuple[Collective, ...]:
     from ranktop.budget.communication import collectives
 
     return collectives(inventory(run, plan), plan, run.model if run.model.family else None)
+
+
+def busiest(run: Run, plan: Plan) -> tuple[Collective, ...]:
+    """Return the collectives of one step on the rank that sends the most: of a pipeline, at its ends or between."""
+    stages = range(plan.layout.pipeline)
+    places = (replace(plan.layout, pipeline_rank=stage) for stage in sorted({0, *stages[1:2], stages[-1]}))
+    found = [collectives_of(run, replace(plan, layout=place)) for place in places]
+    return max(found, key=lambda collectives: sum(one.sent for one in collectives))
 
 
 def _hardest(ranks: tuple[RankBudget, ...]) -> tuple[RankBudget, ...]:

@@ -111,6 +111,7 @@ class Projection:
     worst: int = 0
     """Index into ``ranks`` of the one that needs the most device memory."""
     collectives: tuple[Collective, ...] = ()
+    """Of one step on the rank that sends the most."""
     fits: bool | None = None
     headroom: int | None = None
     """Device memory minus the worst rank's total, bytes; negative = what is missing."""
@@ -126,7 +127,7 @@ class Projection:
 
     @property
     def sent(self) -> int:
-        """Bytes that one GPU sends per optimizer step, ring terms."""
+        """Bytes that the busiest GPU sends per optimizer step, ring terms."""
         return sum(one.sent for one in self.collectives)
 
     def amounts(self) -> dict[str, Amount]:

@@ -71,6 +71,7 @@ def _known(name: str | None) -> str:
 def _text(flags: Flags, strategy: str) -> str:
     """Return what is printed, whole. Raises BadInput, and NoRule with the reason why the strategy cannot run this."""
     from ranktop.budget.explain import explain as explained
+    from ranktop.budget.fit import speeds
     from ranktop.tui.planning.answer import run_for
     from ranktop.tui.planning.notes import device_line, model_line, run_line
     from ranktop.tui.planning.request import request
@@ -80,7 +81,9 @@ def _text(flags: Flags, strategy: str) -> str:
     from ranktop.tui.view.text import ASCII, UNICODE
 
     asked = request(replace(flags, strategy=strategy))
-    found = explained(run_for(asked, strategy), strategy)
+    run = run_for(asked, strategy)
+    at = speeds(run.link, asked.device, several_nodes=run.world_size > run.gpus_per_node)
+    found = explained(run, strategy, at=at)
     if found.projection.refused:
         raise NoRule(f"{strategy} is not possible here: {found.projection.refused}")
     width, colours = min(columns(), LONGEST), colour()

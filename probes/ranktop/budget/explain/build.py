@@ -10,15 +10,15 @@ from ranktop.budget.explain.facts import Facts
 from ranktop.budget.explain.knobs import knobs
 from ranktop.budget.explain.mistakes import mistakes
 from ranktop.budget.explain.whole import whole
-from ranktop.budget.fit import ASSUMED_LINK
+from ranktop.budget.fitting.cost import Speeds, speeds
 from ranktop.budget.project import project
 from ranktop.budget.run import Projection, Run
 
 
-def explain(run: Run, strategy: str, *, projection: Projection | None = None) -> Explanation:
+def explain(run: Run, strategy: str, *, projection: Projection | None = None, at: Speeds | None = None) -> Explanation:
     """Return what a strategy does for a run. Raises BadInput; a refused strategy has nothing but its reason.
 
-    ``projection``: of this run and strategy, where it is at hand.
+    ``projection``: of this run and strategy, where it is at hand; ``at``: of the GPUs, where they are known by name.
     """
     found = project(run, strategy) if projection is None else projection
     rank = found.rank
@@ -44,7 +44,7 @@ def explain(run: Run, strategy: str, *, projection: Projection | None = None) ->
             formulas_step.runtime(rank),
         ),
         collectives=in_order(found.collectives),
-        link=run.link or ASSUMED_LINK,
+        at=at or speeds(run.link, several_nodes=run.world_size > run.gpus_per_node),
         link_assumed=not run.link,
         knobs=knobs(run, strategy, found),
         mistakes=mistakes(facts),

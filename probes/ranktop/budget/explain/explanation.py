@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from ranktop.budget.collective import Collective
+from ranktop.budget.fitting.cost import Speeds, sending
 from ranktop.budget.run import Projection, RankBudget, Run
 from ranktop.budget.terms import Part
 
@@ -173,9 +174,20 @@ class Explanation:
     formulas: tuple[Formula, ...] = ()
     collectives: tuple[Collective, ...] = ()
     """Of one step, in their order."""
-    link: float = 0.0
+    at: Speeds = field(default_factory=Speeds)
     """Bytes per second for their times."""
     link_assumed: bool = True
+    """Nobody said how fast a link is."""
     knobs: tuple[Knob, ...] = ()
     """Those that apply, what changes the peak most first."""
     mistakes: tuple[Mistake, ...] = ()
+
+    @property
+    def several_nodes(self) -> bool:
+        """Whether the ranks lie on more than one node."""
+        return self.run.world_size > self.run.gpus_per_node
+
+    def seconds(self, collectives: Iterable[Collective]) -> float:
+        """Return the seconds that sending takes at least, as plans and the search for them reckon."""
+        rank = self.projection.rank
+        return sending(rank.plan, collectives, self.at, self.run.gpus_per_node) if rank is not None else 0.0

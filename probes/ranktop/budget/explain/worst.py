@@ -8,7 +8,7 @@ from typing import Final
 
 from ranktop.budget.models.stages import stage_layers
 from ranktop.budget.plan import Layout, Plan
-from ranktop.budget.project import collectives_of, places, rank_budget
+from ranktop.budget.project import busiest, places, rank_budget
 from ranktop.budget.run import Run
 from ranktop.budget.strategies import plan_of
 from ranktop.budget.terms import STEP, Budget
@@ -27,7 +27,7 @@ class Worst:
     known: int
     """Bytes of what is known where that is largest within a step; equal to ``peak`` when that is known."""
     sent: int
-    """Bytes that one GPU sends per step."""
+    """Bytes that the busiest GPU sends per step."""
 
 
 def worst(run: Run, strategy: str) -> Worst:
@@ -35,7 +35,7 @@ def worst(run: Run, strategy: str) -> Worst:
     plan = plan_of(run, strategy)
     budgets = [rank_budget(run, replace(plan, layout=place)) for place in _candidates(run, plan)]
     budget = max(budgets, key=_size)
-    return Worst(budget, _total(budget), known(budget), sum(one.sent for one in collectives_of(run, plan)))
+    return Worst(budget, _total(budget), known(budget), sum(one.sent for one in busiest(run, plan)))
 
 
 def _total(budget: Budget) -> int | None:

@@ -153,10 +153,29 @@ class Cost:
 
 
 def sending(plan: Plan, collectives: Iterable[Collective], at: Speeds, per_node: int) -> float:
-    """Return the seconds that one rank sends; what stays within a node goes at the node's speed."""
-    return sum(
-        one.sent / (at.node_link if _span(plan.layout, one.axis) <= per_node else at.link) for one in collectives
-    )
+    """Return the seconds that one rank sends, at least: no link is ever idle, and none is slower than it could be."""
+    return sum(one.sent / _speed(plan.layout, one, at, per_node) for one in collectives)
+
+
+def _speed(layout: Layout, one: Collective, at: Speeds, per_node: int) -> float:
+    """Return the bytes per second at which a rank of a group can send.
+
+    Within a node that is the node's speed. A group of several nodes leaves each of them by the links of all its ranks
+    there, as NCCL's rings and trees do; what goes to one other rank has its own link alone.
+    """
+    span = _span(layout, one.axis)
+    if span <= per_node:
+        return at.node_link
+    inside = max(1, per_node * one.group // span)
+    if one.axis == "pipeline":
+        # Where several stages share a node the one at its end sends only one way over the link.
+        shared = layout.world_size // layout.pipeline < per_node
+        return at.node_link if shared and one.phase != "forward" else at.link
+    if one.kind == "p2p":
+        return at.link
+    if one.kind == "all_to_all":
+        return min(at.node_link, at.link * (one.group - 1) / max(1, one.group - inside))
+    return min(at.node_link, at.link * inside)
 
 
 def _span(layout: Layout, axis: str) -> int:
@@ -173,7 +192,7 @@ def _span(layout: Layout, axis: str) -> int:
         return inner * layout.expert
     if axis == "shard":
         return inner * layout.shard
-    return layout.world_size
+    return layout.world_size if axis == "pipeline" else layout.world_size // layout.pipeline
 
 
 def copying(plan: Plan, inventory: Inventory, at: Speeds) -> float:

@@ -29,6 +29,19 @@ class Row:
     """Bytes of the worst rank at its peak, None when a part is not known at some moment of the step."""
     parameters: int
     """Of the whole model."""
+    device: str = ""
+    """The GPU's name, empty when that is not known."""
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds that the busiest GPU sends per step at least, None without a link."""
+        rank, run = self.projection.rank, self.run
+        if rank is None or run.link is None:
+            return None
+        from ranktop.budget.fitting.cost import sending, speeds
+
+        at = speeds(run.link, self.device, several_nodes=run.world_size > run.gpus_per_node)
+        return sending(rank.plan, self.projection.collectives, at, run.gpus_per_node)
 
     @property
     def name(self) -> str:
@@ -108,6 +121,7 @@ def _row(request: Request, strategy: str, meant: list[BadInput]) -> Row:
         amounts=amounts,
         total=rank.total if rank is not None else None,
         parameters=request.parameters,
+        device=request.device,
     )
 
 

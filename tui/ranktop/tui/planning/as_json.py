@@ -119,7 +119,7 @@ def row_json(row: Row) -> dict[str, Any]:
         "headroom": projection.headroom,
         "max_micro_batch": projection.max_micro_batch,
         "comm_bytes_per_step": _sent(projection),
-        "seconds_at_least": projection.sent / row.run.link if rank and row.run.link else None,
+        "seconds_at_least": row.seconds,
         "collectives": [_collective(one) for one in projection.collectives],
         "peak_moment": row.moment if row.total is not None else None,
         "moment": row.moment,
@@ -177,7 +177,7 @@ def _reasons(row: Row) -> dict[str, str]:
 
 
 def _sent(projection: Projection) -> dict[str, int | None]:
-    """Return the bytes that one GPU sends per optimizer step by operation, in ring terms."""
+    """Return the bytes that the busiest GPU sends per optimizer step by operation, in ring terms."""
     if projection.rank is None:
         return dict.fromkeys((*KINDS, "total"))
     found: dict[str, int | None] = {

@@ -83,7 +83,9 @@ class Flags:
 
     device_memory: str | None = _flag(DEVICE, "SIZE", "memory of one GPU, e.g. 80GiB or 24GB")
     gpu: str | None = _flag(DEVICE, "NAME", "a GPU by name, e.g. h100")
-    link: str | None = _flag(DEVICE, "SPEED", "what one GPU can send, e.g. 400Gb/s or 50GB/s: gives seconds at least")
+    link: str | None = _flag(
+        DEVICE, "SPEED", "what one GPU can send, between nodes if there are several, e.g. 400Gb/s or 50GB/s"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,7 +89,9 @@ def legend(answer: Answer, wide: bool) -> str:
     unit = answer.unit.name
     unknown = any(row.total is None and not row.projection.refused for row in answer.rows)
     peak = "at its peak (≥: inside backward, and the most that is known)" if unknown else "at its peak"
-    text = f"In {unit} on the worst rank {peak}. comm: sent by one GPU per step; batch: largest that fits"
+    text = (
+        f"In {unit} on the worst rank {peak}. comm: sent per step by the GPU that sends most; batch: largest that fits"
+    )
     return f"{text}; ±: error of the total, ? beside what is guessed." if wide else f"{text}."
 
 

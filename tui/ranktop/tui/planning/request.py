@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ranktop.budget.axes import check
 from ranktop.budget.model import LEARNED_POSITIONS, BadInput
-from ranktop.budget.optimizer_names import by_name
+from ranktop.budget.optimizers.names import by_name
 from ranktop.budget.plan import OptimizerPlan
 from ranktop.budget.run import CHECKPOINTING, PRECISIONS, STRATEGIES, Run
 from ranktop.tui.planning.configs import Given, Numbers
@@ -175,7 +175,7 @@ def _device(flags: Flags, world: int, per_node: int) -> _Device:
     memory = size("--device-memory", flags.device_memory) if flags.device_memory is not None else None
     link = rate("--link", flags.link) if flags.link is not None else None
     if flags.gpu is None:
-        return _Device(memory, "", link)
+        return _Device(memory, "", link, _within_a_node() if link is not None and world > per_node else ())
     from ranktop.budget.devices import find
 
     found = find(flags.gpu)
@@ -184,6 +184,12 @@ def _device(flags: Flags, world: int, per_node: int) -> _Device:
         link = found.link
         assumed = (f"{link / 1e9:.0f} GB/s between GPUs: {'NVLink' if found.nvlink else 'PCIe'} of {found.name}",)
     return _Device(memory or found.memory, found.name, link, assumed)
+
+
+def _within_a_node() -> tuple[str, ...]:
+    from ranktop.budget.fit import speeds
+
+    return (f"{speeds().node_link / 1e9:.0f} GB/s within a node, as no --gpu says more",)
 
 
 def strategies(text: str | None) -> tuple[str, ...]:

@@ -56,8 +56,7 @@ def _comm(row: Row, unit: Unit) -> Cell:
 
 
 def _time(row: Row, unit: Unit) -> Cell:
-    link = row.run.link
-    return (seconds(row.projection.sent / link) if link else DASH), ""
+    return (seconds(row.seconds) if row.seconds is not None else DASH), ""
 
 
 def _fits(row: Row, unit: Unit) -> Cell:

@@ -51,12 +51,20 @@ def _sections(
     yield "At its peak", unit, peak_lines(explanation, paper)
     yield f"One step, {_worst_ranks(explanation)}", unit, step_lines(explanation, paper)
     yield "By which formula", "", formula_lines(explanation, paper)
-    speed = f"{explanation.link / 1e9:g} GB/s" + (" taken; --link" if explanation.link_assumed else "")
-    yield "What one GPU sends per step", f"{unit}; time at least, at {speed}", collective_lines(explanation, paper)
+    told = f"{unit}; time at least, at {_speed(explanation)}"
+    yield "What the busiest GPU sends per step", told, collective_lines(explanation, paper)
     yield "What changes it", unit, knob_lines(explanation, paper)
     yield "Often got wrong", "", _mistakes(explanation, paper)
     granted = (*explanation.projection.assumptions, *assumed)
     yield "Taken for granted", "", [line for text in granted for line in paper.told(text)]
+
+
+def _speed(explanation: Explanation) -> str:
+    """Return in words how fast GPUs are taken to send."""
+    at, taken = explanation.at, " taken; --link" if explanation.link_assumed else ""
+    if not explanation.several_nodes:
+        return f"{at.node_link / 1e9:g} GB/s{taken}"
+    return f"{at.node_link / 1e9:g} GB/s within a node, {at.link / 1e9:g} GB/s per GPU between nodes{taken}"
 
 
 def _title(explanation: Explanation, paper: Paper) -> Iterator[Line]:

@@ -41,16 +41,16 @@ def collective_lines(explanation: Explanation, paper: Paper) -> list[Line]:
     if not narrow:
         lines.append(((f"{head}{'':<{room}}{'calls':>7}{'sent':>{NUMBER}}{'time':>8}", "label"),))
     for one in explanation.collectives:
-        lines += _collective(one, explanation.link, room, narrow, paper)
+        lines += _collective(one, explanation.seconds([one]), room, narrow, paper)
     sent = explanation.projection.sent
-    numbers = f"{paper.cell(sent):>{NUMBER}}{seconds(sent / explanation.link):>8}"
+    numbers = f"{paper.cell(sent):>{NUMBER}}{seconds(explanation.seconds(explanation.collectives)):>8}"
     lines.append((("   in all", "label"), (" " * max(1, paper.width - 9 - len(numbers)), ""), (numbers, "number bold")))
     return lines
 
 
-def _collective(one: Collective, link: float, room: int, narrow: bool, paper: Paper) -> list[Line]:
+def _collective(one: Collective, time: float, room: int, narrow: bool, paper: Paper) -> list[Line]:
     kind = f"{_KINDS.get(one.kind, one.kind)}"
-    numbers = f"{paper.cell(one.sent):>{NUMBER}}{seconds(one.sent / link):>8}"
+    numbers = f"{paper.cell(one.sent):>{NUMBER}}{seconds(time):>8}"
     what = paper.plain(f"{one.what} ({one.group} ranks)" if one.group > 1 and one.kind != "p2p" else one.what)
     if narrow:
         calls = fit(f"     {one.calls:,} {paper.plain('×')} {kind}", paper.width - len(numbers))
