@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+import budget_checks
 import torch
 
 from ranktop.probes.allocator import CudaAllocator, open_allocator
@@ -212,6 +213,11 @@ def driver_values(device: DeviceProbe) -> list[Check]:
     return [Check("device values", not unnamed and reading.state == "ok", str(asdict(reading)))]
 
 
+def budget() -> list[Check]:
+    """Hold the expected side against a model's steps."""
+    return [Check(*found) for found in budget_checks.checks(DEVICE)]
+
+
 def guarded(group: Callable[[], list[Check]]) -> list[Check]:
     """Run some checks; an error fails them and leaves the others alone."""
     try:
@@ -233,6 +239,7 @@ def main() -> int:
         lambda: memory_adds_up(device),
         lambda: driver_values(device),
         phase_events,
+        budget,
         other_allocators,
     ]
     checks: list[Check] = []
