@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 from dashboard import Dashboard, dashboard
 from fake_job import FakeJob, fsdp_job, host_job
+from msgspec.structs import replace as replace_card
 
 from ranktop.budget.inventory import Inventory, Kind
+from ranktop.budget.plan import OptimizerPlan, State
 from ranktop.budget.project import project
 from ranktop.budget.run import STRATEGIES
 from ranktop.tui.keys import STRATEGY_KEYS
@@ -17,6 +19,7 @@ from ranktop.tui.screens.explain import ExplainScreen
 from ranktop.tui.screens.strategies import StrategiesScreen
 
 GIB = 1024**3
+MIB = 1024**2
 
 
 def screen_of(run: Dashboard) -> StrategiesScreen:
@@ -29,7 +32,7 @@ async def computed(run: Dashboard) -> StrategiesScreen:
     """Wait until every row is there."""
     screen = screen_of(run)
     for _ in range(400):
-        if len(screen.whatif.rows) + len(screen.whatif.failures) == len(STRATEGIES):
+        if screen.whatif.complete:
             screen.hurry()
             await run.pilot.pause()
             return screen
@@ -55,7 +58,11 @@ def test_the_job_comes_first_with_what_it_measured_under_it() -> None:
             assert lines[1].startswith(" as it runs: 8 ranks · batch 1 · 4,096 tokens · bf16-master")
             assert lines[3].split()[:3] == ["▶", "fsdp-full", "exp"]
             assert lines[4].split()[:3] == ["rank", "3", "now"]
-            assert "+10.8 end of forward" in lines[4]
+            measured = screen.whatif.measured
+            assert measured is not None
+            assert measured.over is not None
+            assert f"{measured.over / GIB:+.1f} fwd end, cache " in lines[4]
+            assert f" {measured.total / GIB:.1f} " in lines[4]
             assert len(screen.whatif.rows) == len(STRATEGIES)
             own = screen.whatif.rows["fsdp-full"]
             assert own.rank is not None
@@ -84,7 +91,7 @@ def test_a_row_is_what_the_planner_says_for_the_same_run() -> None:
 @pytest.mark.parametrize(
     ("key", "words", "back"),
     [("w", "16 ranks", "W"), ("b", "batch 2", "B"), ("l", "8,192 tokens", "L"), ("p", "bf16 ", "P"),
-     ("c", "checkpointing selective", "C"), ("o", "adamw8bit", "O"), ("f", "FSDP offload cpu", "F")],
+     ("c", "checkpointing selective", "C"), ("o", "AdamW8bit", "O"), ("f", "FSDP offload cpu", "F")],
 )  # fmt: skip
 def test_a_key_changes_what_is_asked_and_its_capital_takes_it_back(key: str, words: str, back: str) -> None:
     async def changing() -> None:
@@ -119,6 +126,117 @@ def test_changes_add_up_and_one_key_drops_them() -> None:
             assert run.text().splitlines()[1].startswith(" as it runs: ")
 
     asyncio.run(adding())
+
+
+def test_the_caches_bytes_are_named_beside_those_that_are_compared() -> None:
+    """A job that holds to the byte what it should shows the same total on both sides, however much is cached."""
+
+    async def caching() -> tuple[str, str, str]:
+        job = host_job()
+        job.specs = {rank: replace(spec, cache=135 * MIB) for rank, spec in job.specs.items()}
+        async with dashboard(job, (80, 24)) as run:
+            await opened(run)
+            lines = run.text().splitlines()
+            return lines[3], lines[4], lines[-2]
+
+    expected, measured, below = asyncio.run(caching())
+    assert ", cache 135" in measured
+    by_far = float(measured.split()[3]) - float(expected.split()[3])
+    assert abs(by_far) < 30, "without what the optimizer's step needs for a moment"
+    assert f"measured {float(measured.split()[3]) + 135:.1f} with the allocator's cache" in below
+
+
+def test_a_frozen_picture_stands_still_here_too() -> None:
+    async def frozen() -> tuple[str, str]:
+        async with dashboard(fsdp_job(), (120, 30)) as run:
+            await run.press("space")
+            before = run.text().splitlines()[0]
+            await run.after(30.0)
+            await opened(run)
+            return before, run.text().splitlines()[0]
+
+    before, here = asyncio.run(frozen())
+    step = before[before.index("step ") :].split()[1]
+    assert "FROZEN" in here
+    assert f"step {step}" in here
+
+
+def test_ranks_of_one_host_share_its_memory() -> None:
+    async def sharing() -> tuple[list[str], str, StrategiesScreen]:
+        async with dashboard(host_job(), (120, 30)) as run:
+            screen = await opened(run)
+            two = run.text()
+            await run.pilot.press("w")
+            await computed(run)
+            return two.splitlines(), run.text(), screen
+
+    two, four, screen = asyncio.run(sharing())
+    assert "12.0 GiB = RAM / 2 ranks" in two[2]
+    assert "host" not in two[2].split(), "nothing is beside the device"
+    assert "6.0 GiB = RAM / 4 ranks" in four
+    for projection in screen.whatif.rows.values():
+        if projection.headroom is not None:
+            assert projection.rank is not None
+            assert projection.headroom + (projection.rank.total or 0) == 6 * GIB
+
+
+def test_optimizers_have_the_words_of_the_header() -> None:
+    def momentum() -> FakeJob:
+        job = host_job()
+        sgd = OptimizerPlan(name="SGD", count=1, options={"momentum": 0.9}, states=(State(name="momentum_buffer"),))
+        return replace(job, plan=replace(job.plan, optimizer=sgd))
+
+    async def words() -> list[str]:
+        async with dashboard(momentum(), (120, 30)) as run:
+            await opened(run)
+            found = run.text().splitlines()[:2]
+            await run.pilot.press("o")
+            await computed(run)
+            found.append(run.text().splitlines()[1])
+            await run.pilot.press("O")
+            await computed(run)
+            return [*found, run.text().splitlines()[1]]
+
+    header, own, changed, back = asyncio.run(words())
+    assert "SGD momentum" in header
+    assert own.endswith("SGD momentum")
+    assert changed.endswith("SGD"), "the next one of the list"
+    assert back == own
+
+
+def test_rows_stay_while_the_measurement_stays_and_until_new_ones_are_there() -> None:
+    async def measuring() -> None:
+        job = host_job()
+        large = {rank: replace(spec, activations=200 * MIB) for rank, spec in job.specs.items()}
+        job.specs = large
+        async with dashboard(job, (80, 24)) as run:
+            screen = await opened(run)
+            before = dict(screen.whatif.rows)
+            for step in range(1, 6):
+                # The median is now one rank's, now the other's; both breathe by less than a few percent.
+                moved = {0: 200 + step % 2 * 3, 1: 200 + (step + 1) % 2 * 4}
+                job.specs = {rank: replace(large[rank], activations=size * MIB) for rank, size in moved.items()}
+                await run.after(1.0)
+                screen.hurry()
+                await run.pilot.pause()
+                assert all(screen.whatif.rows[name] is row for name, row in before.items())
+            job.specs = {rank: replace(spec, activations=260 * MIB) for rank, spec in large.items()}
+            await run.after(1.0)
+            screen.whatif.look(screen.snapshot())
+            assert not screen.whatif.complete
+            assert set(screen.whatif.rows) == set(before), "nothing goes blank"
+            await computed(run)
+            assert all(screen.whatif.rows[name] is not row for name, row in before.items())
+            # The card comes again, saying the same: nothing to compute.
+            before = dict(screen.whatif.rows)
+            card = replace_card(job.card(0), revision=7)
+            run.source.extra.append(run.source.message(0, card, "card"))
+            await run.after(1.0)
+            screen.hurry()
+            await run.pilot.pause()
+            assert all(screen.whatif.rows[name] is row for name, row in before.items())
+
+    asyncio.run(measuring())
 
 
 def test_enter_explains_and_escape_goes_back() -> None:

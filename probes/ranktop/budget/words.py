@@ -60,9 +60,10 @@ def precision_words(precision: Precision) -> str:
 
 def optimizer_words(plan: Plan) -> str:
     """Return the optimizers by name, e.g. ``AdamW`` or ``SGD momentum + AdamW``; empty when there is none."""
-    return " + ".join(dict.fromkeys(_optimizer(group) for group in plan.groups or (plan.optimizer,)))
+    return " + ".join(dict.fromkeys(optimizer_name(group) for group in plan.groups or (plan.optimizer,)))
 
 
-def _optimizer(optimizer: OptimizerPlan) -> str:
+def optimizer_name(optimizer: OptimizerPlan) -> str:
+    """Return one optimizer with the options that change what it keeps, e.g. ``SGD momentum``."""
     options = [name for name in ("momentum", "amsgrad", "centered") if optimizer.options.get(name)]
     return " ".join([optimizer.name, *options]).strip()

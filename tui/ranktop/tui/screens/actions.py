@@ -134,4 +134,4 @@ class RankActions(LiveScreen):
         """Go to the strategies."""
         from ranktop.tui.screens.strategies import StrategiesScreen
 
-        self.app.push_screen(StrategiesScreen(self.options))
+        self.app.push_screen(StrategiesScreen(self.options, self.frozen))

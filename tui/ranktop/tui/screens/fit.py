@@ -16,6 +16,7 @@ from ranktop.budget.model import BadInput
 from ranktop.budget.run import Run
 from ranktop.tui.keys import FIT_KEYS, Key
 from ranktop.tui.screens.live import SLICE, LiveScreen
+from ranktop.tui.session.state import Snapshot
 from ranktop.tui.theme import MONO
 from ranktop.tui.view.fit import Chosen, State, fit_lines
 from ranktop.tui.view.options import Options
@@ -32,9 +33,9 @@ class FitScreen(LiveScreen):
     AUTO_FOCUS = ""
     KEYS: ClassVar[tuple[Key, ...]] = FIT_KEYS
 
-    def __init__(self, run: Run, present: str, options: Options) -> None:
+    def __init__(self, run: Run, present: str, options: Options, frozen: Snapshot | None = None) -> None:
         super().__init__()
-        self.asked, self.present, self.options = run, present, options
+        self.asked, self.present, self.options, self.frozen = run, present, options, frozen
         self.chosen = Chosen()
         self.reason = ""
         """Why the search could not begin, or broke off."""

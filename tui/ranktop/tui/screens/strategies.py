@@ -12,6 +12,7 @@ from ranktop.budget.model import BadInput
 from ranktop.budget.run import Run
 from ranktop.tui.keys import STRATEGY_KEYS, Key
 from ranktop.tui.screens.live import SLICE, LiveScreen
+from ranktop.tui.session.state import Snapshot
 from ranktop.tui.session.whatif import WhatIf
 from ranktop.tui.theme import MONO
 from ranktop.tui.view.options import Options
@@ -34,9 +35,10 @@ class StrategiesScreen(LiveScreen):
     AUTO_FOCUS = ""
     KEYS: ClassVar[tuple[Key, ...]] = STRATEGY_KEYS
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, frozen: Snapshot | None = None) -> None:
+        """``frozen`` is the picture that stands still on the screen below."""
         super().__init__()
-        self.options = options
+        self.options, self.frozen = options, frozen
         self.whatif = WhatIf()
         self.choice = Choice()
         self._computing = False
@@ -57,7 +59,7 @@ class StrategiesScreen(LiveScreen):
         return {"text": lines}
 
     def _compute(self) -> None:
-        if not self._computing and len(self.whatif.rows) + len(self.whatif.failures) < len(self.whatif.order()):
+        if not self._computing and not self.whatif.complete:
             self._computing = True
             self.call_later(self._slice)
 
@@ -104,7 +106,7 @@ class StrategiesScreen(LiveScreen):
 
         run = self._asked()
         if run is not None:
-            self.app.push_screen(FitScreen(run, self.whatif.own, self.options))
+            self.app.push_screen(FitScreen(run, self.whatif.own, self.options, self.frozen))
 
     def _asked(self) -> Run | None:
         """Return what is asked now; says why when that is nothing that can be computed."""

@@ -14,9 +14,11 @@ from ranktop.budget.plan import Fsdp, OptimizerPlan
 from ranktop.budget.run import CHECKPOINTING, STRATEGIES, Projection, Run
 from ranktop.budget.terms import Amount, Memory
 from ranktop.budget.whatif import Job, as_run
+from ranktop.budget.words import optimizer_name
 from ranktop.tui.session.expected import allocated, difference, peak_moment
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
+from ranktop.wire.schema import Card
 
 PRECISIONS: Final = ("fp32", "amp-bf16", "bf16-master", "bf16")
 OPTIMIZERS: Final = ("adamw", "adamw8bit", "adafactor", "lion", "muon", "momentum", "sgd")
@@ -28,6 +30,12 @@ _CHOICES: Final = {
     "optimizer": OPTIMIZERS,
     "offload": OFFLOAD,
 }
+
+NOISE: Final = 0.03
+"""Share by which the activations that were measured may move before everything is projected anew."""
+
+HOST_NOISE: Final = 2**21
+"""Bytes of it on a host, where Python has memory from the same malloc."""
 
 LARGEST: Final = {"world_size": 65536, "micro_batch": 4096, "sequence_length": 4 * 1024 * 1024}
 """Where doubling stops."""
@@ -57,9 +65,14 @@ class Measured:
     memory: Memory
     moment: str
     total: int
-    """Bytes of the process."""
+    """Bytes of the process without the allocator's cache, which nothing expects."""
     expected: Mapping[str, Amount] = field(default_factory=dict)
     """category -> what the rank should hold at that moment."""
+
+    @property
+    def held(self) -> int:
+        """Bytes of the process with the cache."""
+        return self.total + (self.memory.cache or 0)
 
     @property
     def over(self) -> int | None:
@@ -67,6 +80,39 @@ class Measured:
         deltas = [difference(getattr(self.memory, name), amount) for name, amount in self.expected.items()]
         known = [delta for delta in deltas if delta is not None]
         return sum(known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """The rank whose card and measurement everything is projected from."""
+
+    card: Card
+    activations: int | None
+    """Bytes at the end of forward; None before a step was measured whole."""
+    share: int
+    """Ranks that share its device: all of its node where that is the host."""
+
+    def lives(self, snapshot: Snapshot) -> bool:
+        """Whether the rank is the same process with the same model, plan and device."""
+        card = self.now(snapshot)
+        return card is self.card or (card is not None and _facts(card) == _facts(self.card))
+
+    def now(self, snapshot: Snapshot) -> Card | None:
+        """Return the rank's present card."""
+        view = snapshot.rank(self.card.rank)
+        return view.card if view is not None else None
+
+    def near(self, other: Basis) -> bool:
+        """Whether the other one's measurement is this one within its noise."""
+        if self.share != other.share or self.activations is None or other.activations is None:
+            return self.share == other.share and self.activations == other.activations
+        host = self.card.plan is not None and self.card.plan.host
+        noise = max(NOISE * self.activations, HOST_NOISE if host else 0)
+        return abs(other.activations - self.activations) <= noise
+
+
+def _facts(card: Card) -> tuple[object, ...]:
+    return card.pid, card.restart, card.model, card.device, card.plan, card.inventory
 
 
 @dataclass(slots=True)
@@ -82,38 +128,68 @@ class WhatIf:
     rows: dict[str, Projection] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     """strategy -> why there is no projection."""
-    _seen: tuple[object, ...] = ()
+    basis: Basis | None = None
+    _due: set[str] = field(default_factory=lambda: set(STRATEGIES))
+    """What is to be computed; a row of it that is there is of before."""
 
     def look(self, snapshot: Snapshot) -> None:
-        """Take what a snapshot says of the job; the rows are computed anew when it changed."""
-        view = typical(snapshot)
+        """Take what a snapshot says of the job; when it changed, the rows are computed anew, one after the other."""
         self.measured = largest(snapshot)
-        if view is None or view.card is None or view.card.inventory is None or view.card.plan is None:
+        view = typical(snapshot)
+        found = _basis(view, snapshot) if view is not None else None
+        if view is None or found is None:
             return
-        card, table = view.card, view.sample.table if view.sample is not None else None
-        seen = (card.rank, card.pid, card.revision, table is not None and not table.first)
-        if seen == self._seen:
+        before = self.basis
+        if before is not None and before.lives(snapshot) and before.near(found):
+            self.basis = replace(before, card=before.now(snapshot) or before.card)
             return
-        self._seen = seen
+        self.basis = found
+        card, table = found.card, view.sample.table if view.sample is not None else None
         assert card.inventory is not None
         assert card.plan is not None
         job = Job(
             inventory=card.inventory,
             plan=card.plan,
             name=card.model,
-            moments=table.moments if table is not None and not table.first else {},
-            total=card.device.total,
+            moments=table.moments if table is not None and found.activations is not None else {},
+            total=card.device.total // found.share if card.device.total is not None else None,
         )
-        self.own = own_strategy(card.plan)
+        own = own_strategy(card.plan)
         try:
             self.run, self.reason = as_run(job, runtime=_runtime(view)), ""
         except (BadInput, NoRule, ValueError, ArithmeticError) as error:
             self.run, self.reason = None, str(error)
-        self.forget()
+        if self.run is None or own != self.own:
+            self.own = own
+            self.forget()
+        self._due = set(self.order())
 
     def forget(self) -> None:
-        """Compute all rows again."""
+        """Compute all rows again, and show none of before."""
         self.rows, self.failures = {}, {}
+        self._due = set(self.order())
+
+    @property
+    def sharing(self) -> int:
+        """Ranks that share a host's memory in what is asked, on the job's machines; 0 where the device is no host."""
+        run, basis = self.run, self.basis
+        if run is None or basis is None or not run.host:
+            return 0
+        return max(1, basis.share * (self.changes.world_size or run.world_size) // run.world_size)
+
+    @property
+    def capacity(self) -> int | None:
+        """Bytes of a device that a rank may use in what is asked."""
+        run, basis = self.run, self.basis
+        if run is None or basis is None:
+            return None
+        total = basis.card.device.total
+        return total // self.sharing if total is not None and self.sharing else run.device_memory
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row is there and of now."""
+        return not self._due
 
     def asked(self) -> Run | None:
         """Return the run with the changes; raises BadInput for a change that cannot be."""
@@ -122,7 +198,7 @@ class WhatIf:
         changed = self.changes
         run = self.run
         if changed.world_size is not None:
-            run = replace(run, world_size=changed.world_size, data=None)
+            run = replace(run, world_size=changed.world_size, data=None, device_memory=self.capacity)
         if changed.micro_batch is not None:
             run = replace(run, micro_batch=changed.micro_batch)
         if changed.sequence_length is not None:
@@ -169,20 +245,29 @@ class WhatIf:
 
         started = clock()
         for strategy in self.order():
-            if strategy in self.rows or strategy in self.failures:
+            if strategy not in self._due:
                 continue
             try:
                 run = self.asked()
                 if run is None:
                     return False
-                self.rows[strategy] = project(run, strategy)
+                self._take(strategy, project(run, strategy))
             except (BadInput, NoRule) as reason:
-                self.failures[strategy] = str(reason)
+                self._take(strategy, str(reason))
             except Exception as error:  # one strategy that cannot be computed must not take the others with it
-                self.failures[strategy] = f"{type(error).__name__}: {error}"
+                self._take(strategy, f"{type(error).__name__}: {error}")
             if clock() - started > seconds:
                 return True
         return False
+
+    def _take(self, strategy: str, found: Projection | str) -> None:
+        self._due.discard(strategy)
+        self.rows.pop(strategy, None)
+        self.failures.pop(strategy, None)
+        if isinstance(found, str):
+            self.failures[strategy] = found
+        else:
+            self.rows[strategy] = found
 
     def order(self) -> tuple[str, ...]:
         """Return the strategies as they are listed: the job's own first."""
@@ -202,6 +287,15 @@ def typical(snapshot: Snapshot) -> RankView | None:
     return next(view for view in known if told[view.rank] == middle)
 
 
+def _basis(view: RankView, snapshot: Snapshot) -> Basis | None:
+    card, table = view.card, view.sample.table if view.sample is not None else None
+    if card is None or card.inventory is None or card.plan is None:
+        return None
+    ranks = sum(one.card is not None and one.card.node == card.node for one in snapshot.ranks)
+    known = table is not None and not table.first
+    return Basis(card, _activations(view) if known else None, ranks if card.plan.host else 1)
+
+
 def _activations(view: RankView) -> int | None:
     table = view.sample.table if view.sample is not None else None
     memory = table.moments.get("forward_end") if table is not None else None
@@ -217,7 +311,7 @@ def largest(snapshot: Snapshot) -> Measured | None:
         memory = table.moments.get(moment) if table is not None and moment is not None else None
         if memory is None or moment is None:
             continue
-        total = (allocated(memory) or 0) + (memory.cache or 0) + (memory.runtime or 0)
+        total = (allocated(memory) or 0) + (memory.runtime or 0)
         if found is None or total > found.total:
             expected = view.budget.at(moment) if view.budget is not None else {}
             found = Measured(view.rank, memory, moment, total, expected)
@@ -229,13 +323,15 @@ def _runtime(view: RankView) -> int | None:
 
 
 def _optimizer(name: str) -> OptimizerPlan:
-    from ranktop.budget.optimizer_names import by_name
+    from ranktop.budget.optimizers.names import by_name
 
     return by_name(name)
 
 
 def _optimizer_name(plan: OptimizerPlan) -> str:
-    return plan.name.lower() or "none"
+    """Return the choice that a plan is, else its class in lower case."""
+    same = (name for name in OPTIMIZERS if optimizer_name(_optimizer(name)) == optimizer_name(plan))
+    return next(same, plan.name.lower() or "none")
 
 
 def _next(name: str, present: int | str, by: int) -> int | str:

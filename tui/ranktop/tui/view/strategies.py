@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ranktop.budget.optimizers.names import by_name
-from ranktop.budget.run import Projection, Run
+from ranktop.budget.run import Projection
 from ranktop.budget.terms import BUDGETED
-from ranktop.budget.words import optimizer_name
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
-from ranktop.tui.session.whatif import Changes, Measured, WhatIf
+from ranktop.tui.session.whatif import WhatIf
 from ranktop.tui.view.bar import LETTERS, cells, half_blocks, letters
 from ranktop.tui.view.header import header
-from ranktop.tui.view.options import MOMENT_WORDS, Options
-from ranktop.tui.view.plan import optimizer
+from ranktop.tui.view.options import Options
 from ranktop.tui.view.scale import PROCESS
 from ranktop.tui.view.status import SHORT
+from ranktop.tui.view.strategies_words import Scale, below, difference, question
 from ranktop.tui.view.text import (
     GIB,
     Glyphs,
@@ -35,7 +33,6 @@ from ranktop.tui.view.text import (
     pad,
     plain,
     short_count,
-    signed,
     size,
     unit_for,
 )
@@ -82,15 +79,15 @@ def strategies(
         if name == whatif.own and whatif.measured is not None:
             rows.append((at, _measured_row(whatif, scale, options, width, selected)))
     told = below(names[choice.at], whatif, scale, options, width)
-    if height >= len(rows) + len(below) + 6:
-        below = [pad((), width), *below, _legend(options, width)]
+    if height >= len(rows) + len(told) + 6:
+        told = [pad((), width), *told, _legend(options, width)]
     if height < 10:
-        below = []
-    room = max(1, height - 4 - len(below))
+        told = []
+    room = max(1, height - 4 - len(told))
     lines = [header(snapshot, link, options, width), question(whatif, options, width), _heading(scale, options, width)]
     lines += _visible(rows, choice, room, width)
-    lines += [pad((), width)] * (height - len(lines) - len(below) - 1)
-    lines = [*lines, *below][: max(0, height - 1)]
+    lines += [pad((), width)] * (height - len(lines) - len(told) - 1)
+    lines = [*lines, *told][: max(0, height - 1)]
     lines.append(_footer(notice, choice, room, len(rows), options, width))
     ready = [in_ascii(line) for line in lines] if options.glyphs.ascii else lines
     return ready[:height]
@@ -100,12 +97,11 @@ def scale_of(whatif: WhatIf) -> Scale:
     """Return the scale of the bars: the device, or the largest row where the job itself would be a sliver."""
     totals = [row.rank.total for row in whatif.rows.values() if row.rank is not None and row.rank.total is not None]
     largest = max([*totals, whatif.measured.held if whatif.measured is not None else 0], default=0)
-    capacity = whatif.run.device_memory if whatif.run is not None else None
+    capacity = whatif.capacity
     own = whatif.measured.held if whatif.measured is not None else largest
     full = capacity if capacity and own > capacity // 10 else int(largest * 1.05) or capacity or 1
     unit = unit_for(largest or capacity)
-    shared = whatif.basis.share if whatif.basis is not None and whatif.run is not None and whatif.run.host else 0
-    return Scale(full, Unit("GiB", GIB) if largest >= 4 * GIB else unit, capacity, shared)
+    return Scale(full, Unit("GiB", GIB) if largest >= 4 * GIB else unit, capacity, whatif.sharing)
 
 
 def _visible(rows: list[tuple[int, Line]], choice: Choice, room: int, width: int) -> list[Line]:
@@ -155,8 +151,8 @@ def _heading(scale: Scale, options: Options, width: int) -> Line:
     forms = [f"{what} {full} {scale.unit.name}"]
     if scale.shared and scale.capacity:
         ranks = f"{scale.shared} rank{'' if scale.shared == 1 else 's'}"
-        room = f"room in {human(scale.capacity)}"
-        forms = [f"{forms[0]}, {room}: RAM / {ranks}", f"{room}: RAM / {ranks}", f"RAM / {ranks}", *forms]
+        each = f"{human(scale.capacity)} = RAM / {ranks}"
+        forms = [f"{forms[0]}; {each}", each, f"RAM / {ranks}", *forms]
     spans += [(" ", ""), (fit(first_that_fits(forms, cells), cells), "label"), (" ", "")]
     spans += [(f"{_title(name, width):>{room}}", "label") for name, room in _right(scale, width)]
     return pad(spans, width)
@@ -247,7 +243,7 @@ def _room(found: Projection, scale: Scale, glyphs: Glyphs) -> tuple[str, str]:
     if found.headroom is None:
         return glyphs.dash, "dim"
     room = found.headroom
-    large = abs(room) >= 10_000 * scale.unit.bytes and scale.unit.bytes < GIB
+    large = abs(room) >= 1000 * scale.unit.bytes and scale.unit.bytes < GIB
     text = f"{room / GIB:+,.1f}G" if large else f"{room / scale.unit.bytes:+,.1f}"
     return (text, "good") if found.headroom >= 0 else (text, "bad bold")
 
