@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 from dashboard import Dashboard, dashboard
 from fake_job import FakeJob, fsdp_job, host_job
-from textual import timer
+from textual import _time
 
 from ranktop.budget.fit import Search
 from ranktop.budget.model import Model
@@ -129,7 +129,7 @@ def test_keys_are_answered_while_it_searches(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_machine_that_is_always_late_does_not_stop_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between any two looks at the clock Textual's timers lose their turn for longer than a slice pauses."""
     late = 0.0
-    right = timer._time.get_time
+    right: Callable[[], float] = _time.get_time
 
     def behind() -> float:
         nonlocal late
@@ -140,7 +140,7 @@ def test_a_machine_that_is_always_late_does_not_stop_the_search(monkeypatch: pyt
         async with fitting(wait=False) as board:
             await searched(board, of(board))
 
-    monkeypatch.setattr(timer._time, "get_time", behind)
+    monkeypatch.setattr(_time, "get_time", behind)
     asyncio.run(looking())
 
 
@@ -311,9 +311,18 @@ def test_what_lies_between_nodes_is_as_the_job_has_it() -> None:
 
 def test_a_small_job_on_the_cpu() -> None:
     async def small() -> None:
-        run = replace(RUN, model=find("gpt2"), world_size=2, device_memory=24 * G, host=False)
-        async with fitting(run, "fsdp-full", (130, 30), job=host_job()) as board:
-            assert "fsdp-full" in board.text()
+        async with dashboard(host_job(), (130, 30)) as board:
+            await board.pilot.press("s")
+            await board.pilot.pause()
+            await board.pilot.press("g")
+            await board.pilot.pause()
+            await searched(board, of(board))
+            text = " ".join(board.text().split())
+            assert "12.0 GiB of RAM per rank" in text
+            assert "GFLOP/s a rank: guesses, the speeds of a CPU job are not known" in text
+            assert "fsdp-full" in text
+            first = next(row for row in board.text().splitlines() if row.startswith(" ▶"))
+            assert "pp2" not in first
             assert board.app.trouble == ""
 
     asyncio.run(small())

@@ -9,7 +9,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from ranktop.budget.fit import CHECKPOINTING, Candidate, Fit, Search, fit, global_batch
+from ranktop.budget.fit import CHECKPOINTING, Candidate, Fit, Search, fit, global_batch, speeds
 from ranktop.budget.fitting.judge import Judge, Present, samples
 from ranktop.budget.model import BadInput, Model, NoRule
 from ranktop.budget.models.catalogue import find
@@ -17,6 +17,7 @@ from ranktop.budget.plan import Fsdp
 from ranktop.budget.project import project
 from ranktop.budget.run import Run
 from ranktop.budget.strategies import plan_of
+from ranktop.budget.terms import Amount
 
 G = 2**30
 SMALL = Model(name="small", family="llama", layers=8, hidden=512, heads=8, kv_heads=4, head_dim=64, ffn=1408,
@@ -282,3 +283,18 @@ def test_on_one_device_nothing_is_shared_out() -> None:
     assert found.fitting[0].cost == 0
     less = fit(replace(small(memory=found.fitting[0].total // 3), world_size=1), batch=4)
     assert all(one.offloads for one in less.fitting)
+
+
+def test_a_job_on_cpus_is_reckoned_with_speeds_of_cpus() -> None:
+    demo = Model(name="demo", family="gpt", layers=6, hidden=256, heads=8, kv_heads=8, head_dim=32, ffn=1024,
+                 vocab=256, positions=128)  # fmt: skip
+    run = Run(model=demo, world_size=2, micro_batch=8, sequence_length=128, precision="fp32", device_memory=12 * G,
+              host=True, runtime=Amount(300 * 2**20, "measured"))  # fmt: skip
+    found = fit(run, present="fsdp-full", free=True)
+    assert found.fitting[0].strategy == "ddp", "the fewest bytes that do not wait for another rank"
+    assert not any(one.offloads for one in found.fitting), "the device is where offloading would go"
+    assert all(one.cost > 1e-3 for one in found.fitting), "nothing is as quick as on a GPU"
+    words = found.speeds.words(False)
+    assert "the speeds of a CPU job are not known" in words
+    assert "NVMe" not in words
+    assert speeds(5e9, host=True).node_link == 5e9, "a link that is given is taken"

@@ -34,6 +34,12 @@ ASSUMED_DISK: Final = 3e9
 ASSUMED_FLOPS: Final = 200e12
 """Operations per second that a GPU is taken to reach."""
 
+ASSUMED_HOST_SEND: Final = 1e9
+"""Bytes per second that a rank on CPUs is taken to send: gloo through one machine's memory or 10 Gbit/s, whichever."""
+
+ASSUMED_HOST_FLOPS: Final = 50e9
+"""Operations per second that a rank on CPUs is taken to reach: a few cores."""
+
 REACHED: Final = 0.4
 """Share of the data sheet's 16-bit speed that training is taken to reach."""
 
@@ -61,9 +67,14 @@ class Speeds:
     flops: float = ASSUMED_FLOPS
     device: str = ""
     """The GPU that link, host and operations are of; empty when they are assumed."""
+    host: bool = False
+    """The ranks compute on CPUs."""
 
     def words(self, several_nodes: bool) -> str:
         """Return the assumptions in one line."""
+        if self.host:
+            guessed = f"{self.node_link / 1e9:.0f} GB/s between ranks and {self.flops / 1e9:.0f} GFLOP/s a rank"
+            return f"{guessed}: guesses, the speeds of a CPU job are not known"
         between = f"{self.link * 8 / 1e9:.0f} Gb/s between nodes, " if several_nodes else ""
         of = f" ({self.device})" if self.device else ""
         return (
@@ -72,11 +83,14 @@ class Speeds:
         )
 
 
-def speeds(link: float | None = None, device: str = "", several_nodes: bool = True) -> Speeds:
+def speeds(link: float | None = None, device: str = "", several_nodes: bool = True, *, host: bool = False) -> Speeds:
     """Return the speeds of a GPU by name, and of the ``link`` that was given: between nodes, when there are several.
 
-    A name that is not known gives the assumed ones.
+    A name that is not known gives the assumed ones; ``host``: the ranks compute on CPUs.
     """
+    if host:
+        sent = ASSUMED_HOST_SEND if link is None else link
+        return Speeds(link=sent, node_link=sent, host_link=ASSUMED_HOST_MEMORY, flops=ASSUMED_HOST_FLOPS, host=True)
     from ranktop.budget.devices import find
     from ranktop.budget.model import BadInput
 

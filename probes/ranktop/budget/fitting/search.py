@@ -61,7 +61,7 @@ class Search:
         if wanted < 1:
             raise BadInput(f"a global batch must be at least 1, not {wanted}")
         nodes = run.world_size > run.gpus_per_node
-        at = self.at if self.at is not None else speeds(run.link, several_nodes=nodes)
+        at = self.at if self.at is not None else speeds(run.link, several_nodes=nodes, host=run.host)
         searched = replace(run, tensor=None, pipeline=None, data=None) if self.free else run
         self._judge = Judge(searched, _present(run, self.present), wanted, at)
 
@@ -108,9 +108,9 @@ class Search:
         )
 
     def _worth(self) -> list[Candidate]:
-        """Return what is kept; on one device that holds everything with room to spare nothing is offloaded."""
+        """Return what is kept; nothing is offloaded where one device holds everything with room, or is the host."""
         stay = [one for one in self._kept if not one.offloads]
-        if self.run.world_size == 1 and any(not one.tight for one in stay):
+        if (self.run.world_size == 1 or self.run.host) and any(not one.tight for one in stay):
             return [one for one in self._kept if one in stay or one.strategy == self.present]
         return self._kept
 

@@ -62,7 +62,7 @@ class FitScreen(LiveScreen):
         nodes = run.world_size > run.gpus_per_node
         device = next((card.device.name for card in cards if card.device.name), "")
         try:
-            at = speeds(run.link, device, several_nodes=nodes)
+            at = speeds(run.link, device, several_nodes=nodes, host=run.host)
             self._search = Search(run, present=self.present, at=at, free=True)
             self._work = iter(self._search)
         except BadInput as reason:
@@ -104,6 +104,7 @@ class FitScreen(LiveScreen):
             done=search.done,
             capacity=run.device_memory or 0,
             several_nodes=run.world_size > run.gpus_per_node,
+            host=run.host,
         )
 
     def content(self) -> Mapping[str, Sequence[Line]]:

@@ -53,6 +53,8 @@ class State:
     capacity: int = 0
     """Bytes of one device."""
     several_nodes: bool = False
+    host: bool = False
+    """The devices are the ranks' shares of RAM."""
 
 
 def fit_lines(state: State, chosen: Chosen, options: Options, size: tuple[int, int], notice: str) -> list[Line]:
@@ -107,7 +109,8 @@ def _title(state: State, options: Options, width: int) -> Line:
     title: list[Span] = [(" what fits ", "head accent")]
     if found is None:
         return pad(title, width, "head")
-    text = f"{found.global_batch} samples a step {options.glyphs.dot} {human(state.capacity)} per device"
+    place = "of RAM per rank" if state.host else "per device"
+    text = f"{found.global_batch} samples a step {options.glyphs.dot} {human(state.capacity)} {place}"
     tried = f"{found.tried} plans in {found.layouts} layouts"
     right = f" {tried} " if state.done else f" searching{options.glyphs.ellipsis} {found.tried} plans "
     return beside([*title, (f" {text}", "head")], [(right, "head")] if len(right) < width else [], width, "head")
