@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from ranktop.budget.collective import Collective
+from ranktop.budget.fitting.cost import Speeds, work
+from ranktop.budget.models.catalogue import find
 from ranktop.tui.plan import plan
+from ranktop.tui.planning.answer import Row, answer
+from ranktop.tui.planning.flags import PlanFlags
+from ranktop.tui.planning.ranking import CALL, lost_per_sample
+from ranktop.tui.planning.ranking import best as best_of
+from ranktop.tui.planning.request import request
 
 
 def best(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
@@ -29,6 +38,38 @@ def best(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 def test_best(capsys: pytest.CaptureFixture[str], strategies: str, memory: str, expected: str | None) -> None:
     run = ("--model", "gpt2-xl", "--seq-len", "512", "--world-size", "8", "--device-memory", memory)
     assert best(capsys, *run, "--strategy", strategies) == expected
+
+
+@pytest.mark.parametrize("model", ["gpt2", "bert-base-uncased", "vit-b-16", "gpt2-xl"])
+def test_what_fits_whole_is_not_cut(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert best(capsys, "--model", model, "--world-size", "8", "--gpu", "h100") == "ddp"
+
+
+def one_row() -> Row:
+    return answer(request(PlanFlags(model="gpt2", world_size="8", gpu="h100", strategy="ddp"))).rows[0]
+
+
+def test_what_fits_by_less_than_its_error_gives_way_to_what_costs_as_much() -> None:
+    row = one_row()
+    assert row.projection.headroom is not None
+    other = replace(row, projection=replace(row.projection, strategy="zero1"))
+    assert best_of([other, row], "h100") == "ddp"
+    tight = replace(row, projection=replace(row.projection, headroom=1 << 20))
+    assert best_of([other, tight], "h100") == "zero1"
+    assert best_of([tight], "h100") == "ddp"
+
+
+def test_many_calls_cost_more_than_their_few_bytes() -> None:
+    row = one_row()
+    sent = Collective(kind="all_reduce", group=8, bytes=1 << 20, axis="replicate")
+    few, many = (
+        replace(row, projection=replace(row.projection, collectives=(replace(sent, calls=calls),)))
+        for calls in (1, 1001)
+    )
+    at = Speeds()
+    work_done = work(find("gpt2"), 1024)
+    more = lost_per_sample(many, at, work_done) - lost_per_sample(few, at, work_done)
+    assert more == pytest.approx(1000 * CALL / 8)
 
 
 def test_a_pipeline_that_waits_is_not_the_best(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from ranktop.budget.model import Model
 from ranktop.budget.terms import BUDGETED
 from ranktop.tui.planning import bands
 from ranktop.tui.planning.answer import Answer, Row
-from ranktop.tui.planning.ranking import nearest
+from ranktop.tui.planning.ranking import CALL, nearest
 from ranktop.tui.planning.request import Request
 from ranktop.tui.planning.sizes import GIB, Unit
 from ranktop.tui.planning.table import MOMENT_WORDS
@@ -120,7 +120,8 @@ def _best(answer: Answer) -> Iterator[Note]:
         speed = "" if run.link or run.world_size == 1 else " (400 Gb/s taken; --link)"
         yield (
             "* best",
-            f"{answer.best}: of those that fit, loses least per sample to sending, copying, idle GPUs{speed}",
+            f"{answer.best}: fits, the simplest of those that lose least per sample to sending "
+            f"({CALL * 1e6:.0f} µs a call taken), copying, idle GPUs{speed}",
         )
     elif any(row.fits is False for row in answer.rows):
         some = any(row.fits is None and not row.projection.refused for row in answer.rows)

@@ -11,7 +11,7 @@ from ranktop.tui.planning.table import Cell, lines
 
 _SGR: Final = {"good": "32", "bad": "31", "strong": "1", "best": "1;32", "dim": "2"}
 
-_ASCII: Final = str.maketrans({"–": "-", "×": "x", "±": "~", "≥": ">", "→": ">", "·": "-", "…": "~"})
+_ASCII: Final = str.maketrans({"–": "-", "×": "x", "±": "~", "≥": ">", "→": ">", "·": "-", "…": "~", "µ": "u"})
 
 
 def page(answer: Answer, width: int, colour: bool) -> str:
