@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from dashboard import Dashboard, dashboard
-from fake_job import fsdp_job, host_job
+from fake_job import FakeJob, fsdp_job, host_job
 from textual.geometry import Size
 
+from ranktop.budget.inventory import Inventory, Kind
+from ranktop.budget.live import NOT_RECOGNISED
 from ranktop.tui.session.source import Link, Received, Reset
 from ranktop.wire.schema import End
 
@@ -216,3 +219,15 @@ def test_a_broken_job_names_the_rank_that_broke_it() -> None:
             return run.text().splitlines()[0]
 
     assert "✗ ended: rank 2 SIGKILL" in asyncio.run(broken())
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (120, 60)])
+def test_what_is_not_expected_says_why(size: tuple[int, int]) -> None:
+    async def unknown(job: FakeJob) -> str:
+        async with dashboard(job, size) as run:
+            return " ".join(run.text().split())
+
+    odd = Inventory.of([Kind((513, 77), "float32", unit=unit) for unit in range(5)])
+    text = asyncio.run(unknown(replace(host_job(), inventory=odd, model="Odd")))
+    assert f"no expected activations: {NOT_RECOGNISED}" in text
+    assert "no expected" not in asyncio.run(unknown(host_job()))

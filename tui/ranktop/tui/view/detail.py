@@ -5,7 +5,8 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import Final
 
-from ranktop.budget.terms import CATEGORIES
+from ranktop.budget.terms import CATEGORIES, NOT_BUDGETED
+from ranktop.tui.session.expected import ALLOCATED
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import LETTERS
@@ -153,7 +154,7 @@ def _body(row: Shown, snapshot: Snapshot, frame: Table, options: Options, width:
     sides = min(len(PAGES), max(free // SIDE, 1 if free >= MIN_SIDE else 0))
     if not sides:
         block = memory if options.page % 2 == 0 else _page(options.page // 2, row, snapshot, options, width - 1)
-        return [*block, *_tell(told, width)][:height]
+        return [*block, *_tell([*told, *_unknown(row)], width)][:height]
     columns, widths = [memory], [TABLE_WIDTH]
     for at in range(sides):
         each = free // sides - 2 if at < sides - 1 else free - (free // sides) * (sides - 1) - 2
@@ -164,6 +165,7 @@ def _body(row: Shown, snapshot: Snapshot, frame: Table, options: Options, width:
         # Small screens have no line below the table: say it beside it.
         columns[1] = _beside(columns[1], told, widths[1], height)
         below = []
+    below += _tell(_unknown(row), width)
     tallest = max(len(column) for column in columns)
     lines = _side_by_side(columns, widths, min(height, max(len(memory), min(tallest, height - len(below)))), options)
     lines += below[: max(0, height - len(lines))]
@@ -212,6 +214,16 @@ def _sentences(row: Shown, frame: Table, options: Options) -> list[tuple[str, st
     if sample is not None and sample.device.state not in ("ok", "unavailable"):
         told.append((f"device: {plain(sample.device.state)}, values are {duration(sample.device.age)} old", "warn"))
     return told
+
+
+def _unknown(row: Shown) -> list[tuple[str, str]]:
+    """Say why tensors have no expected side, categories of one reason in one sentence."""
+    reasons: dict[str, list[str]] = {}
+    for name in ALLOCATED:
+        amount = row.amounts.get(name)
+        if amount is not None and amount.bytes is None and amount.rule not in ("", NOT_BUDGETED):
+            reasons.setdefault(plain(amount.rule), []).append(name)
+    return [(f"no expected {' and '.join(names)}: {reason}", "dim") for reason, names in reasons.items()]
 
 
 def _tell(told: list[tuple[str, str]], width: int) -> list[Line]:
