@@ -11,6 +11,8 @@ from ranktop.budget.explain import Explanation, explain
 from ranktop.budget.model import Model
 from ranktop.budget.models.catalogue import find
 from ranktop.budget.run import STRATEGIES, Run
+from ranktop.budget.terms import STEP
+from ranktop.tui.planning.sizes import GIB
 from ranktop.tui.theme import DARK, MONO, resolve
 from ranktop.tui.view.explain import explain_lines
 from ranktop.tui.view.text import ASCII, UNICODE, length
@@ -113,3 +115,19 @@ def test_activations_that_are_not_cut_evenly_are_said_so() -> None:
     assert "whole on every rank around them" in tensor
     assert "for up to 8 micro-batches in flight; the fewest: 1" in " ".join(staged.split())
     assert "own" in next(line for line in staged.splitlines() if line.startswith(" ■ activations"))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2"])
+def test_without_a_peak_bar_parts_and_plan_agree_on_what_is_known(strategy: str) -> None:
+    run = Run(model=Model(count=7_500_000_000), world_size=64)
+    found = explain(run, strategy)
+    rows = text_of(found, 100).splitlines()
+    first, full = (next(i for i, line in enumerate(rows) if word in line) for word in ("At its peak", "full bar"))
+    bar = max((line.partition("≥")[2].split()[0] for line in rows[first + 1 : full]), key=float)
+    rank = found.projection.rank
+    assert rank is not None
+    known = {moment: sum(a.bytes or 0 for a in rank.budget.at(moment).values()) for moment in STEP}
+    assert bar == GIB.write(max(known.values()))
+    parts = " ".join(rows[full + 1 : full + 3]).replace("?", "").split()
+    sizes = [float(word) for word in parts if word[0].isdigit()]
+    assert sum(sizes) == pytest.approx(float(bar), rel=0.01)

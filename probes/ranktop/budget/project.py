@@ -47,10 +47,10 @@ def project(run: Run, strategy: str) -> Projection:
 
 
 def _size(rank: RankBudget) -> int:
-    """Return the total at the peak, or the sum of what is known before the optimizer's step."""
+    """Return the total at the peak, or what is known where that is largest."""
     if rank.total is not None:
         return rank.total
-    return sum(amount.bytes or 0 for amount in rank.budget.at("backward_end").values())
+    return max(sum(amount.bytes or 0 for amount in rank.budget.at(moment).values()) for moment in STEP)
 
 
 def places(layout: Layout, strategy: str) -> Iterator[tuple[Layout, tuple[int, ...]]]:

@@ -50,7 +50,7 @@ def known(budget: Budget) -> int:
 
 def _size(budget: Budget) -> int:
     total = _total(budget)
-    return sum(amount.bytes or 0 for amount in budget.at("backward_end").values()) if total is None else total
+    return known(budget) if total is None else total
 
 
 def _candidates(run: Run, plan: Plan) -> Iterator[Layout]:

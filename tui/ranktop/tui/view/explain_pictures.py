@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from ranktop.budget.explain.explanation import SHOWN, Explanation, Moment, Rank, Share
-from ranktop.budget.run import RankBudget
-from ranktop.budget.terms import BUDGETED
+from ranktop.budget.run import WITHOUT_PEAK, RankBudget
+from ranktop.budget.terms import BUDGETED, STEP
 from ranktop.tui.view.bar import LETTERS, cells, half_blocks, letters
 from ranktop.tui.view.explain_text import MOMENT_WORDS, Paper, ranks_words
 from ranktop.tui.view.text import Line, Span, fit, length
@@ -150,7 +150,7 @@ def peak_lines(explanation: Explanation, paper: Paper) -> list[Line]:
         spans += _marked(bar, capacity, scale, width, paper)
         spans.append((f"{written:>{TOTAL}}", "bad" if over else "number"))
         if paper.width >= 60:
-            spans.append((f"  {MOMENT_WORDS.get(rank.budget.peak() or '', '')}", "dim"))
+            spans.append((f"  {MOMENT_WORDS.get(_fullest(rank), '')}", "dim"))
         lines.append(tuple(spans))
     told = f"full bar: {paper.size(scale)}"
     if capacity is not None and scale > capacity:
@@ -175,17 +175,23 @@ def _kind(rank: RankBudget) -> str:
     return f"{stage}{ranks_words(rank.ranks)}"
 
 
+def _fullest(rank: RankBudget) -> str:
+    """Return the moment of a rank's peak; without one that at which the most is known."""
+    known = {name: sum(amount.bytes or 0 for amount in rank.budget.at(name).values()) for name in STEP}
+    return rank.budget.peak() or max(known, key=lambda name: (known[name], name == WITHOUT_PEAK))
+
+
 def _at_peak(rank: RankBudget) -> dict[str, int]:
-    at = rank.budget.at(rank.budget.peak() or "backward_end")
+    at = rank.budget.at(_fullest(rank))
     return {name: at[name].bytes or 0 for name in BUDGETED if name in at}
 
 
 def _legend(explanation: Explanation, paper: Paper) -> list[Line]:
     """Return the worst rank's categories at its peak, each with its colour, in as many lines as that takes."""
-    found = explanation.projection
+    rank = explanation.projection.rank
     lines: list[Line] = []
     line: list[Span] = [(" ", "")]
-    for name, amount in found.amounts().items():
+    for name, amount in rank.budget.at(_fullest(rank)).items() if rank is not None else ():
         if name not in BUDGETED:
             continue
         unsure = "" if amount.within == 0 and not amount.slack else "?" if amount.within is None else ""
