@@ -211,6 +211,22 @@ def test_shares_of_the_activations_say_what_is_not_cut() -> None:
     assert {(share.own, share.in_flight) for share in shares(dense("ddp"))} == {(True, 1)}
 
 
+@pytest.mark.parametrize(
+    ("strategy", "more", "said"),
+    [
+        ("single", {}, "on each rank"),
+        ("ddp", {}, "on each rank"),
+        ("zero1", {}, "over all ranks"),
+        ("tp", {}, "over all ranks"),
+        ("tp", {"tensor": 4}, "over 4 ranks"),
+    ],
+)
+def test_master_weights_are_said_to_lie_where_they_do(strategy: str, more: dict[str, Any], said: str) -> None:
+    found = explain(run_of(DENSE, **more), strategy)
+    truth = next(each.truth for each in found.mistakes if "half of what fp32 does" in each.claim)
+    assert f"({{masters}} {said})" in truth
+
+
 def test_zero_1_has_all_gradients_and_zero_2_a_part() -> None:
     one, two = (dense(strategy).ranks[0].shares[1] for strategy in ("zero1", "zero2"))
     assert (one.parts, two.parts) == (1, 8)

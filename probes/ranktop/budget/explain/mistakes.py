@@ -17,6 +17,7 @@ from ranktop.budget.explain.mistakes_parallel import (
     tensor,
 )
 from ranktop.budget.explain.mistakes_zero import offload, zero_1_2, zero_3
+from ranktop.budget.explain.pictures import parts_of
 from ranktop.budget.terms import DTYPE_BYTES
 
 GIB: Final = 1 << 30
@@ -69,7 +70,7 @@ def precision(facts: Facts) -> Iterator[Mistake]:
         yield Mistake(
             claim="16-bit weights need half of what fp32 does",
             truth=f"{stored:g} + {whole.gradient} + {whole.optimizer:g} = {each:g} bytes per parameter, {compared}: "
-            "master weights ({masters} over all ranks) make up for it. What halves is activations and traffic",
+            f"master weights ({{masters}} {_over(facts)}) make up for it. What halves is activations and traffic",
             sizes={"masters": whole.master * whole.trainable},
             source="Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1",
         )
@@ -81,6 +82,14 @@ def precision(facts: Facts) -> Iterator[Mistake]:
             sizes={"states": facts.at("step_start", "parameters") + facts.at("step_end", "optimizer")},
             source="torch/distributed/fsdp/_fully_shard/_fsdp_param.py",
         )
+
+
+def _over(facts: Facts) -> str:
+    """Return on how many ranks one copy of the optimizer's state lies."""
+    parts = parts_of("optimizer", facts.plan)
+    if parts == 1:
+        return "on each rank"
+    return "over all ranks" if parts == facts.plan.layout.world_size else f"over {parts} ranks"
 
 
 def logits(facts: Facts) -> Iterator[Mistake]:
