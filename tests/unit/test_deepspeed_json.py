@@ -213,7 +213,16 @@ def test_auto_without_a_model_takes_deepspeeds_own_and_says_so() -> None:
     assert found.precision_name == "fp32"
     assert found.micro_batch is None
     assert any("reduce_bucket_size is auto, but the model's width is not known" in note for note in found.notes)
+    assert any("train_micro_batch_size_per_gpu is auto, and the trainer's" in note for note in found.notes)
+    assert not any("DeepSpeed needs one of them" in note for note in found.notes)
+
+
+def test_without_any_batch_number_it_says_what_deepspeed_needs() -> None:
+    found = plan_pieces(read('{"zero_optimization": {"stage": 2}}'), world_size=8)
     assert any("DeepSpeed needs one of them" in note for note in found.notes)
+    given = plan_pieces(read('{"train_micro_batch_size_per_gpu": "auto"}'), world_size=8, run=Run(micro_batch=4))
+    assert not any("batch" in note for note in given.notes)
+    assert (given.micro_batch, given.train_batch) == (4, 32)
 
 
 # -- as users write it -------------------------------------------------------------------------------------------------

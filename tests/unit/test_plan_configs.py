@@ -102,6 +102,27 @@ def test_auto_is_what_the_flags_say(capsys: pytest.CaptureFixture[str], tmp_path
     assert (run["micro_batch"], run["precision"], run["own_strategy"]) == (3, "fp16-master", "zero2")
 
 
+def test_auto_that_no_flag_answers_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "auto.json"
+    auto = {"enabled": "auto"}
+    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": "auto", "fp16": auto, "bf16": auto}))
+    flags = ("--deepspeed", str(path), "--strategy", "zero2", "--world-size", "8")
+    run = asked(capsys, *flags)["run"]
+    assert run["precision"] == "bf16-master"
+    assert "fp16 and bf16 auto: bf16-master taken; --precision says which" in run["notes"]
+    assert any("train_micro_batch_size_per_gpu is auto" in note for note in run["notes"])
+    notes = asked(capsys, *flags, "--precision", "fp16-master", "--micro-batch", "3")["run"]["notes"]
+    assert not any("auto" in note for note in notes)
+
+
+def test_accelerate_needs_no_batch_number(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "accelerate.yaml"
+    path.write_text("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\nnum_processes: 8\n")
+    flags = ("--accelerate", str(path), "--strategy", "zero2")
+    assert not any("DeepSpeed needs one of them" in note for note in asked(capsys, *flags)["run"]["notes"])
+    assert not asked(capsys, *flags, "--micro-batch", "2")["run"]["notes"]
+
+
 def test_accelerate_s_yaml_sets_ranks_and_sharding(capsys: pytest.CaptureFixture[str], accelerate: Path) -> None:
     answer = asked(capsys, "--accelerate", str(accelerate), "--strategy", "fsdp-full")
     run = answer["run"]

@@ -161,3 +161,12 @@ def test_a_checkpoint_s_folder_is_its_config(capsys: pytest.CaptureFixture[str],
 def test_a_complaint_stays_one_line_whatever_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in complaint(capsys, "--model", "x\n\x1b[31my")
     assert "\x1b" not in complaint(capsys, "--mo\x1bdel\n", "x")
+
+
+def test_an_accelerate_config_is_sent_to_its_own_flag(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "accelerate.yaml"
+    path.write_text("distributed_type: DEEPSPEED\n")
+    line = complaint(capsys, "--model", "gpt2", "--deepspeed", str(path))
+    assert f"--accelerate {path}" in line
+    path.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    assert plan(["--model", "gpt2", "--deepspeed", str(path), "--strategy", "zero2"]) == 0

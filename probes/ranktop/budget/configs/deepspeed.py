@@ -248,7 +248,10 @@ def _batches(top: Section, world_size: int | None, run: Run, notes: list[str]) -
     if world_size is None:
         return batch.Batches(train, micro, steps)
     found = batch.Batches(train, micro, steps).settled(world_size, top.where)
-    if found.train is None:
+    if found.train is None and (top.is_auto(batch.TRAIN) or top.is_auto(batch.MICRO)):
+        auto = batch.MICRO if top.is_auto(batch.MICRO) else batch.TRAIN
+        notes.append(f"{auto} is auto, and the trainer's micro-batch is not known here")
+    elif found.train is None:
         notes.append(f"neither {batch.TRAIN} nor {batch.MICRO} is given: DeepSpeed needs one of them")
     return found
 

@@ -68,6 +68,9 @@ def _read_deepspeed(flag: str, path: Path) -> DeepSpeedConfig:
     from ranktop.budget.configs.deepspeed import read
 
     text = text_of(flag, path)
+    if path.suffix.lower() in (".yaml", ".yml", ".toml") and not text.lstrip().startswith("{"):
+        hint = f"; an Accelerate config goes to --accelerate {shown(path)}" if flag == "--deepspeed" else ""
+        raise BadInput(f"{flag} {shown(path)} is no JSON, which DeepSpeed's config is{hint}")
     try:
         return read(text, shown(path))
     except BadInput as error:
@@ -117,8 +120,17 @@ def _with_deepspeed(
         zero=pieces.zero if pieces.zero.stage else None,
         optimizer=optimizer,
         values={**base.values, **{flag: value for flag, value in values.items() if value is not None}},
-        notes=(*base.notes, *_told(pieces)),
+        notes=(*base.notes, *_told(pieces), *_automatic(config, flags, pieces)),
     )
+
+
+def _automatic(config: DeepSpeedConfig, flags: Flags, pieces: Pieces) -> tuple[str, ...]:
+    """Say what an ``auto`` precision was taken for, where no flag says it."""
+    sections = {name: config.values.get(name) for name in ("fp16", "bf16", "bfloat16")}
+    left = [name for name, given in sections.items() if isinstance(given, Mapping) and given.get("enabled") == "auto"]
+    if flags.precision is not None or not left:
+        return ()
+    return (f"{' and '.join(left)} auto: {pieces.precision_name} taken; --precision says which",)
 
 
 def _told(pieces: Pieces) -> tuple[str, ...]:
