@@ -10,6 +10,7 @@ from ranktop.budget.activations.closed import activations
 from ranktop.budget.expected import expected
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.live import (
+    FLIGHT_RECORDER,
     NO_BATCH,
     NOT_RECOGNISED,
     OTHER_OBJECTS,
@@ -22,7 +23,7 @@ from ranktop.budget.live import (
 from ranktop.budget.live_gathered import gathered
 from ranktop.budget.model import Model
 from ranktop.budget.models.place import inventory
-from ranktop.budget.plan import Batch, Forward, Fsdp, Layout, OptimizerPlan, Plan, Precision
+from ranktop.budget.plan import Batch, Ddp, Forward, Fsdp, Layout, OptimizerPlan, Plan, Precision
 from ranktop.budget.terms import ALL_MOMENTS, MOMENTS, STATES, Amount, Part
 
 MODEL = Model(family="gpt", layers=2, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=256, vocab=100, positions=32)
@@ -144,6 +145,8 @@ def test_malloc_has_no_blocks_of_512_bytes_but_other_customers() -> None:
     assert ROUNDING in names(at("step_start", on_gpu))
     assert ROUNDING not in names(at("step_start", PLAN))
     assert at("step_start", PLAN).slack == LOGITS + OTHER_OBJECTS
+    together = replace(PLAN, layout=Layout(world_size=2, replicate=2), strategy="ddp", ddp=Ddp())
+    assert at("step_start", together).slack == LOGITS + OTHER_OBJECTS + FLIGHT_RECORDER
 
 
 def test_what_measuring_cannot_tell_from_temporaries_is_an_activation() -> None:
@@ -185,7 +188,7 @@ def test_fsdp2_lets_go_of_the_last_all_gather_before_or_after_the_reading() -> N
     assert [part.bytes for part in parts] == [BLOCK]
     assert slack == BLOCK
     assert gathered("backward_start", known, SHARDED, first_step=False) == ((), 0)
-    assert at("forward_end", SHARDED).slack == LOGITS + BLOCK + OTHER_OBJECTS
+    assert at("forward_end", SHARDED).slack == LOGITS + BLOCK + OTHER_OBJECTS + FLIGHT_RECORDER
     half = replace(SHARDED, precision=Precision(compute="bfloat16", reduce="float32"))
     assert gathered("forward_end", known, half, first_step=False)[1] == BLOCK // 2
     alone = replace(SHARDED, layout=Layout())

@@ -18,6 +18,8 @@ ROUNDING: Final = "rounding to the allocator's blocks"
 OUTPUTS: Final = "logits of the output object"
 OTHER_OBJECTS: Final = 2**20
 """Bytes by which what Python and libraries have from malloc changes over a job's steps (up to 0.8 MiB were seen)."""
+FLIGHT_RECORDER: Final = 3 * 2**20
+"""The same where ranks communicate: torch keeps the last 2000 collectives (2.5 MiB were seen, reached step by step)."""
 NO_BATCH: Final = "the micro-batch has not been seen"
 
 
@@ -83,7 +85,8 @@ def _as_read(moment: str, activations: Amount, plan: Plan, found: Live, first_st
     if plan.host:
         # malloc has no blocks of 512 bytes, but serves others too.
         activations = _without(activations, ROUNDING)
-        activations = replace(activations, slack=activations.slack + OTHER_OBJECTS)
+        others = OTHER_OBJECTS + (FLIGHT_RECORDER if plan.layout.world_size > 1 else 0)
+        activations = replace(activations, slack=activations.slack + others)
     seen, alive = plan.forward, found.activations
     if seen is None or alive is None or seen.output_bytes is None:
         return activations
