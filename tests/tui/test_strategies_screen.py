@@ -143,7 +143,7 @@ def test_the_caches_bytes_are_named_beside_those_that_are_compared() -> None:
     assert ", cache 135" in measured
     by_far = float(measured.split()[3]) - float(expected.split()[3])
     assert abs(by_far) < 30, "without what the optimizer's step needs for a moment"
-    assert f"measured {float(measured.split()[3]) + 135:.1f} with the allocator's cache" in below
+    assert f"measured with cache {float(measured.split()[3]) + 135:.1f} at start of" in below
 
 
 def test_a_frozen_picture_stands_still_here_too() -> None:

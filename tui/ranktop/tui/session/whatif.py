@@ -34,8 +34,8 @@ _CHOICES: Final = {
 NOISE: Final = 0.03
 """Share by which the activations that were measured may move before everything is projected anew."""
 
-HOST_NOISE: Final = 2**21
-"""Bytes of it on a host, where Python has memory from the same malloc."""
+HOST_NOISE: Final = 2**22
+"""Bytes of it on a host, where Python and torch's records of collectives are in the same malloc."""
 
 LARGEST: Final = {"world_size": 65536, "micro_batch": 4096, "sequence_length": 4 * 1024 * 1024}
 """Where doubling stops."""

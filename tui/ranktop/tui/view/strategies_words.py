@@ -95,7 +95,8 @@ def below(name: str, whatif: WhatIf, scale: Scale, options: Options, width: int)
     words = [f"{name}: peak {STRETCH_WORDS.get(peak, peak)}" if peak else f"{name}: peak unknown: {_why(found)}"]
     measured = whatif.measured
     if name == whatif.own and measured is not None and measured.memory.cache:
-        words.append(f"measured {size(measured.held, scale.unit)} with the allocator's cache")
+        when = STRETCH_WORDS.get(measured.moment, measured.moment)
+        words.append(f"measured with cache {size(measured.held, scale.unit)} at {when}")
     if len(found.ranks) > 1:
         words.append(
             f"worst is rank {rank.ranks[0]}" + (f", stage {rank.stage}" if rank.plan.layout.pipeline > 1 else "")
