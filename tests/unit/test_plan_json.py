@@ -181,6 +181,19 @@ def test_a_bare_count_has_states_and_says_why_it_has_no_more(capsys: pytest.Capt
             assert strategy["fits"] is None
 
 
+def test_a_bare_count_claims_nothing_that_layers_and_heads_would_tell(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--params", "7e9", "--world-size", "64", "--strategy", "tp,pp-1f1b,3d"]
+    tensor, stages, both = asked(capsys, *flags)["strategies"]
+    assert "tp 8: within one node; heads not known" in tensor["assumptions"]
+    assert any(text.startswith("pp 64: as if the layers") for text in stages["assumptions"])
+    for row, axis in ((tensor, "tensor"), (stages, "pipeline"), (both, "tensor"), (both, "pipeline")):
+        assert any(f"not counted in what is sent: what {axis} parallel" in text for text in row["assumptions"])
+    assert both["reasons"]["activations"] == tensor["reasons"]["activations"]
+    assert "''" not in str(both)
+    known = asked(capsys, "--model", "gpt2", "--world-size", "4", "--strategy", "tp,pp-1f1b")["strategies"]
+    assert not any("not counted" in text or "not known" in text for row in known for text in row["assumptions"])
+
+
 def test_what_is_known_may_be_too_much_already(capsys: pytest.CaptureFixture[str]) -> None:
     answer = asked(capsys, "--params", "70e9", "--world-size", "8", "--device-memory", "80GiB", "--strategy", "ddp")
     ddp = answer["strategies"][0]

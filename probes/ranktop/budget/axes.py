@@ -65,14 +65,18 @@ def layout(run: Run, strategy: str) -> tuple[Layout, tuple[str, ...]]:
         return Layout(world_size=world, replicate=world), ()
     if strategy == "tp" and run.tensor is None:
         tensor = _most_tensor(run, run.world_size // (pipeline * context))
-        said.append(f"tp {tensor}: as many ranks of one node as the heads allow")
+        most = "as many ranks of one node as the heads allow" if run.model.heads else "within one node; heads not known"
+        said.append(f"tp {tensor}: {most}")
     if strategy == "3d" and run.tensor is None:
         tensor = _most_tensor(run, max(1, run.world_size // (max(2, pipeline) * context * 2)))
         said.append(f"tp {tensor}: within one node, so that pp and dp are left")
     if strategy in PIPELINES and run.pipeline is None:
         left = run.world_size // (tensor * context)
         pipeline = _most_pipeline(run, max(2, left // 2) if strategy == "3d" and left >= 4 else left)
-        said.append(f"pp {pipeline}: the most stages of equal layers")
+        most = (
+            "the most stages of equal layers" if run.model.layers else "as if the layers, which are not known, allow it"
+        )
+        said.append(f"pp {pipeline}: {most}")
     data = run.world_size // (tensor * pipeline * context)
     if data * tensor * pipeline * context != run.world_size or (run.data is not None and data != run.data):
         raise NoRule(_left_over(run, tensor, pipeline, context))

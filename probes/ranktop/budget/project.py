@@ -42,7 +42,7 @@ def project(run: Run, strategy: str) -> Projection:
         fits=None if headroom is None else headroom >= 0,
         headroom=headroom,
         max_micro_batch=_largest(run, plan, ranks),
-        assumptions=plan.notes,
+        assumptions=(*plan.notes, *_left_out(run, plan)),
     )
 
 
@@ -190,6 +190,14 @@ def collectives_of(run: Run, plan: Plan) -> tuple[Collective, ...]:
     from ranktop.budget.communication import collectives
 
     return collectives(inventory(run, plan), plan, run.model if run.model.family else None)
+
+
+def _left_out(run: Run, plan: Plan) -> tuple[str, ...]:
+    """Say which messages the collectives leave out."""
+    from ranktop.budget.communication import left_out
+
+    model = run.model if run.model.family else None
+    return tuple(f"not counted in what is sent: {text}" for text in left_out(inventory(run, plan), plan, model))
 
 
 def busiest(run: Run, plan: Plan) -> tuple[Collective, ...]:

@@ -69,6 +69,8 @@ def activations(model: Model, plan: Plan) -> Activations:
     unfused. Options of the model: ``fused_softmax`` (True), ``local_layers`` (False: Megatron's own attention instead
     of TransformerEngine's), ``dispatcher`` (``alltoall`` or ``allgather``: how tokens reach their experts).
     """
+    if not model.family:
+        raise NoRule("no closed form for the activations of a bare number of parameters")
     if model.family not in FAMILIES:
         raise NoRule(f"Megatron Core has no layers for the family {model.family!r}")
     block = _block(model, plan)
