@@ -19,7 +19,13 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
 
 
-@pytest.mark.parametrize("arguments", [["zero2", *SMALL], [*SMALL, "zero2"], [*SMALL, "--strategy", "zero2"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["zero2", *SMALL], [*SMALL, "zero2"], [*SMALL, "--strategy", "zero2"], ["ZeRO-2", *SMALL], [*SMALL, "ZERO_2"],
+        [*SMALL, "--strategy", "ZeRO-2"],
+    ],
+)  # fmt: skip
 def test_the_strategy_may_stand_anywhere(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert explain(arguments) == 0
     out, err = capsys.readouterr()

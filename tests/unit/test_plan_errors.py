@@ -44,6 +44,12 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--model", "llama-3-8b", "--optimizer", "adamm"], "did you mean adam"),
         (["--model", "llama-3-8b", "--checkpointing", "some"], "none, selective, full"),
         (["--model", "llama-3-8b", "--attention", "fast"], "sdpa, eager, flash"),
+        (["--model", "gpt2", "--fit-plan", "2"], "--fit-plan is for --fit"),
+        (["--model", "gpt2", "--checkpoint-every", "2"], "--checkpoint-every is for --checkpointing full"),
+        (
+            ["--model", "gpt2", "--checkpoint-every", "2", "--checkpointing", "selective"],
+            "--checkpoint-every is for --checkpointing full",
+        ),
         (["--params", "seven"], "like 7.5e9"),
         (["--params", "7.5X"], "like 7.5e9"),
         (["--params", "-7e9"], "like 7.5e9"),

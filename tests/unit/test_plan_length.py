@@ -1,11 +1,11 @@
-"""How long a sample is when nobody says it."""
+"""What is taken when nobody says it: how long a sample is, whose head a model has; and which words mean the same."""
 
 from __future__ import annotations
 
 import pytest
 
 from ranktop.tui.planning.flags import Flags
-from ranktop.tui.planning.request import USUAL, request
+from ranktop.tui.planning.request import STRATEGIES, USUAL, request, strategies
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,47 @@ def test_the_models_own_length_unless_it_is_longer_than_anybody_trains_with(
     told = [line for line in asked.assumed if "tokens per sample" in line]
     taken = model == "llama-3.1-8b" and given is None
     assert told == [f"{USUAL} tokens per sample (--seq-len); the model takes 131072"] * taken
+
+
+LLAMA = {"layers": "80", "hidden": "8192", "heads": "64", "kv_heads": "8", "ffn": "28672", "vocab": "128256"}
+
+
+def test_a_shape_by_numbers_says_its_length() -> None:
+    told = request(Flags(params="70B", **LLAMA, world_size="8")).assumed
+    assert "2048 tokens per sample (--seq-len)" in told
+    given = request(Flags(params="70B", **LLAMA, world_size="8", seq_len="4096"))
+    assert given.run.sequence_length == 4096
+    assert not any("tokens per sample" in text for text in given.assumed)
+
+
+@pytest.mark.parametrize(
+    ("params", "tied", "told"),
+    [
+        ("70B", False, "head of its own, +0.8 % from the number given; with a tied head -0.7 %"),
+        ("70.5B", False, "head of its own, +0.1 % from the number given; with a tied head -1.4 %"),
+        ("69.5B", True, "tied head, +0.0 % from the number given"),
+    ],
+)
+def test_a_rounded_number_of_a_llama_leaves_it_its_own_head_and_says_so(params: str, tied: bool, told: str) -> None:
+    asked = request(Flags(params=params, **LLAMA, world_size="8"))
+    assert asked.run.model.tied is tied
+    assert any(text.endswith(told) for text in asked.assumed)
+
+
+def test_gpt_2_by_its_numbers_is_the_nearest() -> None:
+    asked = request(Flags(params="124M", layers="12", hidden="768", heads="12", vocab="50257", seq_len="1024"))
+    assert (asked.run.model.family, asked.run.model.tied) == ("gpt", True)
+    assert asked.parameters == 124_439_808
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("ZeRO-3", ("zero3",)),
+        ("zero_3_offload, ZERO-2", ("zero2", "zero3-offload")),
+        ("FSDP_full,PP-1F1B,3D", ("fsdp-full", "pp-1f1b", "3d")),
+        ("All", STRATEGIES),
+    ],
+)
+def test_strategies_are_understood_however_they_are_spelled(text: str, names: tuple[str, ...]) -> None:
+    assert strategies(text) == names

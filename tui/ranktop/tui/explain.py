@@ -51,16 +51,20 @@ def _strategy(arguments: list[str]) -> tuple[list[str], str | None]:
     """Return the other arguments and the strategy, which stands first or anywhere that no flag's value does."""
     if arguments and not arguments[0].startswith("-"):
         return arguments[1:], arguments[0]
+    from ranktop.tui.planning.request import strategy_named
+
     for at, argument in enumerate(arguments):
         before = arguments[at - 1] if at else ""
-        if argument.lower() in STRATEGIES and before != spelled("strategy"):
+        if strategy_named(argument) in STRATEGIES and before != spelled("strategy"):
             return arguments[:at] + arguments[at + 1 :], argument
     return arguments, None
 
 
 def _known(name: str | None) -> str:
     """Return the one strategy that is meant. Raises BadInput with those there are."""
-    word = (name or "").strip().lower()
+    from ranktop.tui.planning.request import strategy_named
+
+    word = strategy_named(name or "")
     if not word:
         raise BadInput(f"say which strategy, as in ranktop explain zero2; there are {', '.join(STRATEGIES)}")
     if word not in STRATEGIES:

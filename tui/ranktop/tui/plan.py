@@ -42,6 +42,8 @@ def _text(flags: PlanFlags) -> str:
     from ranktop.tui.planning.request import request
 
     asked = request(flags)
+    if flags.fit_plan is not None and not flags.fit:
+        raise BadInput("--fit-plan is for --fit; give that too, or leave it out")
     if flags.fit:
         from ranktop.tui.planning.fitting import shown_number, text
 

@@ -22,6 +22,9 @@ OTHER_MODELS: Final = "; any other model: --params with its shape, or --trace MO
 ENOUGH_ALIKE: Final = 0.1
 """A shape whose parameters differ by more from the number given beside it is not that model's."""
 
+EXACT: Final = 0.0005
+"""A number that is off by less is that model's."""
+
 POSITIONS: Final = 2048
 """Tokens per sample of a model that is given by numbers alone."""
 
@@ -87,19 +90,32 @@ def _shaped(flags: Flags, given: list[str]) -> tuple[Model, tuple[str, ...]]:
     if sizes["heads"] % sizes.get("kv_heads", 1):
         raise BadInput(f"--kv-heads {sizes['kv_heads']} does not divide --heads {sizes['heads']}")
     candidates = _candidates(sizes, flags)
+    length = () if flags.seq_len else (f"{POSITIONS} tokens per sample (--seq-len)",)
     if flags.params is None:
-        return candidates[0], (f"a shape alone: taken for a model like {_like(candidates[0])}",)
+        return candidates[0], (f"a shape alone: taken for a model like {_like(candidates[0])}", *length)
     from ranktop.budget.models.tensors import count as counted
 
     wanted = count("--params", flags.params, MOST_PARAMETERS)
     best = min(candidates, key=lambda model: abs(counted(model) - wanted))
+    other = next(each for each in candidates if (each.family, each.tied) == (best.family, not best.tied))
+    if best.family == "llama" and best.tied and abs(counted(other) - wanted) <= _rounding(flags.params, wanted):
+        best, other = other, best
     off = counted(best) / wanted - 1
     if abs(off) > ENOUGH_ALIKE:
         raise BadInput(
             f"--params {flags.params} is not of that shape: it has {counted(best):,} parameters as a model like "
             f"{_like(best)}; correct one, or leave --params out"
         )
-    return best, (f"counted as a model like {_like(best)}, {100 * off:+.1f} % from the number given",)
+    there = counted(other) / wanted - 1
+    instead = f"; with a {_head(other)} {100 * there:+.1f} %"
+    told = f"counted as a model like {_like(best)}, {100 * off:+.1f} % from the number given"
+    return best, (told + instead * (EXACT <= abs(off) and abs(there) <= ENOUGH_ALIKE), *length)
+
+
+def _rounding(text: str, number: int) -> int:
+    """Return by how much a number may be off that was rounded or cut to the digits typed: one of the last digit."""
+    digits = "".join(c for c in text.lower().partition("e")[0] if c.isdigit()).lstrip("0")
+    return int(10 ** max(0, len(str(number)) - len(digits))) if digits else 0
 
 
 def _candidates(sizes: dict[str, int], flags: Flags) -> list[Model]:
@@ -130,4 +146,8 @@ def _candidates(sizes: dict[str, int], flags: Flags) -> list[Model]:
 
 def _like(model: Model) -> str:
     known = {"gpt": "GPT-2 (LayerNorm, biases, learned positions)", "llama": "Llama (RMSNorm, gated MLP)"}
-    return known[model.family] + (", tied head" if model.tied else "")
+    return f"{known[model.family]}, {_head(model)}"
+
+
+def _head(model: Model) -> str:
+    return "tied head" if model.tied else "head of its own"

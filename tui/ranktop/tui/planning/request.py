@@ -192,9 +192,16 @@ def _within_a_node() -> tuple[str, ...]:
     return (f"{speeds().node_link / 1e9:.0f} GB/s within a node, as no --gpu says more",)
 
 
+def strategy_named(text: str) -> str:
+    """Return the strategy that is meant, however it is spelled: ``ZeRO-3`` is zero3; else the word in lower case."""
+    word = text.strip().lower()
+    letters = "".join(c for c in word if c.isalnum())
+    return next((name for name in STRATEGIES if name.replace("-", "") == letters), word)
+
+
 def strategies(text: str | None) -> tuple[str, ...]:
     """Return the names asked for, in the order of the table. Raises BadInput."""
-    words = [word.strip().lower() for word in (text or "all").split(",") if word.strip()]
+    words = [strategy_named(word) for word in (text or "all").split(",") if word.strip()]
     if not words:
         raise BadInput(f"--strategy is empty; there are all, {', '.join(STRATEGIES)}")
     for word in words:
