@@ -131,3 +131,14 @@ def test_without_a_peak_bar_parts_and_plan_agree_on_what_is_known(strategy: str)
     parts = " ".join(rows[full + 1 : full + 3]).replace("?", "").split()
     sizes = [float(word) for word in parts if word[0].isdigit()]
     assert sum(sizes) == pytest.approx(float(bar), rel=0.01)
+
+
+def test_title_and_passing_pieces_are_not_cut_at_80_columns() -> None:
+    run = Run(model=DENSE, world_size=8, sequence_length=512, device_memory=80 << 30)
+    offloaded = " ".join(text_of(explain(run, "zero3-offload"), 80).split())
+    assert "bf16 + fp32 master · DeepSpeedCPUAdam" in offloaded
+    staged_lines = text_of(explain(run, "pp-1f1b"), 80).splitlines()
+    start, stop = (next(i for i, line in enumerate(staged_lines) if word in line) for word in ("One step", "By which"))
+    step = staged_lines[start:stop]
+    assert "…" not in "".join(step)
+    assert "copies of every tensor" in " ".join(" ".join(step).split())

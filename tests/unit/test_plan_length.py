@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from ranktop.budget.run import STRATEGIES
 from ranktop.tui.planning.flags import Flags
-from ranktop.tui.planning.request import STRATEGIES, USUAL, request, strategies
+from ranktop.tui.planning.request import USUAL, request, strategies
 
 
 @pytest.mark.parametrize(
@@ -22,13 +25,15 @@ def test_the_models_own_length_unless_it_is_longer_than_anybody_trains_with(
     assert told == [f"{USUAL} tokens per sample (--seq-len); the model takes 131072"] * taken
 
 
-LLAMA = {"layers": "80", "hidden": "8192", "heads": "64", "kv_heads": "8", "ffn": "28672", "vocab": "128256"}
+LLAMA = Flags(
+    params="70B", layers="80", hidden="8192", heads="64", kv_heads="8", ffn="28672", vocab="128256", world_size="8"
+)
 
 
 def test_a_shape_by_numbers_says_its_length() -> None:
-    told = request(Flags(params="70B", **LLAMA, world_size="8")).assumed
+    told = request(LLAMA).assumed
     assert "2048 tokens per sample (--seq-len)" in told
-    given = request(Flags(params="70B", **LLAMA, world_size="8", seq_len="4096"))
+    given = request(replace(LLAMA, seq_len="4096"))
     assert given.run.sequence_length == 4096
     assert not any("tokens per sample" in text for text in given.assumed)
 
@@ -42,7 +47,7 @@ def test_a_shape_by_numbers_says_its_length() -> None:
     ],
 )
 def test_a_rounded_number_of_a_llama_leaves_it_its_own_head_and_says_so(params: str, tied: bool, told: str) -> None:
-    asked = request(Flags(params=params, **LLAMA, world_size="8"))
+    asked = request(replace(LLAMA, params=params))
     assert asked.run.model.tied is tied
     assert any(text.endswith(told) for text in asked.assumed)
 

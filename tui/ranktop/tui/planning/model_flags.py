@@ -109,7 +109,7 @@ def _shaped(flags: Flags, given: list[str]) -> tuple[Model, tuple[str, ...]]:
     there = counted(other) / wanted - 1
     instead = f"; with a {_head(other)} {100 * there:+.1f} %"
     told = f"counted as a model like {_like(best)}, {100 * off:+.1f} % from the number given"
-    return best, (told + instead * (EXACT <= abs(off) and abs(there) <= ENOUGH_ALIKE), *length)
+    return best, (told + instead * (abs(off) >= EXACT and abs(there) <= ENOUGH_ALIKE), *length)
 
 
 def _rounding(text: str, number: int) -> int:

@@ -12,7 +12,7 @@ from ranktop.tui.view.explain_formulas import formula_lines
 from ranktop.tui.view.explain_pictures import peak_lines, share_lines, step_lines
 from ranktop.tui.view.explain_tables import collective_lines, knob_lines
 from ranktop.tui.view.explain_text import WHEN, Paper, ranks_words
-from ranktop.tui.view.text import Glyphs, Line, fit, in_ascii, pad
+from ranktop.tui.view.text import Glyphs, Line, in_ascii, pad
 
 LEAST: Final = 20
 """Cells below which nothing can be laid out; narrower screens crop."""
@@ -71,9 +71,10 @@ def _title(explanation: Explanation, paper: Paper) -> Iterator[Line]:
     rank = explanation.projection.rank
     name = explanation.strategy
     words = strategy_words(rank.plan).removeprefix(f"{name} · ") if rank is not None else ""
-    room = paper.width - len(name) - 3
-    shown = fit(paper.plain(words), room, ellipsis=paper.glyphs.ellipsis) if room > 0 else ""
+    shown, *rest = paper.fold(words, paper.width - len(name) - 3)
     yield pad([(f" {name}", "head bold"), (f"  {shown}", "head")], paper.width, "head")
+    for row in rest:
+        yield pad([(" " * (len(name) + 3) + row, "head")], paper.width, "head")
     yield from paper.told(explanation.summary, "text")
     if explanation.projection.refused or rank is None:
         return

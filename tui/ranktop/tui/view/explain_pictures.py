@@ -232,19 +232,24 @@ def step_lines(explanation: Explanation, paper: Paper) -> list[Line]:
         hot = moment.name == peak
         words = MOMENT_WORDS.get(moment.name, moment.name)
         known = "" if moment.total is not None else "≥"
+        passing, *more = _passing(moment, note, paper)
         lines.append(
             ((fit(f" {words}", label), "text bold" if hot else "text"),
              *_marked(_bar(dict(moment.held), scale, width, paper), capacity, scale, width, paper),
              (f"{paper.plain(known) + paper.cell(total):>{TOTAL}}", "number bold" if hot else "number"),
-             (_passing(moment, note, paper), "dim"))
+             (passing, "dim"))
         )  # fmt: skip
+        lines += [((" " * (label + width + TOTAL) + row, "dim"),) for row in more]
     return lines
 
 
-def _passing(moment: Moment, room: int, paper: Paper) -> str:
-    """Return the largest piece that is there only for a while, in the cells that are left."""
+def _passing(moment: Moment, room: int, paper: Paper) -> list[str]:
+    """Return the largest piece that is there only for a while, in as many lines as that takes."""
     if room < 8 or moment.largest is None:
-        return ""
+        return [""]
     size = paper.cell(moment.largest.bytes)
-    name = paper.plain(moment.largest.name.partition(" (")[0])
-    return f"  {size} {fit(name, room - len(size) - 3, ellipsis=paper.glyphs.ellipsis).rstrip()}"
+    name = moment.largest.name.partition(" (")[0]
+    if len(paper.plain(name)) > room - len(size) - 3:
+        name = name.partition(", ")[0]
+    first, *rest = paper.fold(name, room - len(size) - 3)
+    return [f"  {size} {first}", *(" " * (len(size) + 3) + row for row in rest)]
