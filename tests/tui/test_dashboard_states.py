@@ -116,8 +116,22 @@ def test_stalled_and_ended_jobs_say_so() -> None:
 
     stalled, ended = asyncio.run(headers())
     assert "! stalled 40 s" in stalled
-    assert "✓ ended   ○ link to an ended job" in ended
+    assert "✓ ended   ○ link to ended job" in ended
     assert "live" not in ended
+
+
+def test_which_rank_broke_an_ended_job_is_told_where_it_is_narrow_too() -> None:
+    async def ended() -> str:
+        job = fsdp_job(2)
+        async with dashboard(job) as run:
+            job.ends[0] = End(rank=0, how="exit", code=3, detail="exit code 3")
+            job.ends[1] = End(rank=1, how="signal", code=15, detail="SIGTERM")
+            await run.after(1.0)
+            return run.text()
+
+    text = asyncio.run(ended())
+    assert text.splitlines()[0].endswith("✗ ended: rank 0 exit code 3   ○ link to ended job")
+    assert "rank 0 failed (exit code 3)\n" in text, "once is enough"
 
 
 def test_a_replaced_hub_is_told() -> None:

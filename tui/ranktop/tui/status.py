@@ -317,8 +317,7 @@ def print_table(sessions: list[Session] | list[Asked]) -> None:
 
 
 FOOTNOTE: Final = (
-    "MiB at each rank's peak moment; Δ is measured - expected, over what is budgeted; 0: by no more than its rules may "
-    "be off."
+    "MiB at each rank's peak moment; Δ: measured - expected, over what is budgeted; 0: within the rules' error"
 )
 
 COLUMNS: Final = (
@@ -362,9 +361,12 @@ def table_row(view: RankView) -> list[str]:
 
 def end_line(view: RankView) -> str:
     """Return one line about how a rank ended."""
+    from ranktop.tui.view.status import what_went_wrong
+
     assert view.end is not None
     code = "" if view.end.code is None else f" (code {view.end.code})"
-    return clean(f"rank {view.rank} {view.state}{code}{': ' + view.end.detail if view.end.detail else ''}")
+    detail = what_went_wrong(view.end.detail)
+    return clean(f"rank {view.rank} {view.state}{code}{': ' + detail if detail else ''}")
 
 
 def _age(view: RankView) -> str:

@@ -29,6 +29,9 @@ def header(snapshot: Snapshot, link: Link, options: Options, width: int) -> Line
     """Say which job, what strategy, how many ranks, which step and how alive the link is, in one line."""
     glyphs = options.glyphs
     right = merge([*_progress(snapshot, options), *_link(link, snapshot, glyphs), (" ", "head")])
+    state = job_state(snapshot, glyphs)
+    if length(right) > width - 18 and state:
+        right = merge([*state, ("   ", "head"), *_link(link, snapshot, glyphs), (" ", "head")])
     if length(right) > width - 18:
         right = merge([*_link(link, snapshot, glyphs), (" ", "head")])
     if length(right) > width - 8:
@@ -78,7 +81,7 @@ def _progress(snapshot: Snapshot, options: Options) -> Line:
 def _link(link: Link, snapshot: Snapshot, glyphs: Glyphs) -> Line:
     if link.state == "live":
         if snapshot.state == "ended":
-            return ((f"{glyphs.waiting} link to an ended job", "head"),)
+            return ((f"{glyphs.waiting} link to ended job", "head"),)
         alive = [view for view in snapshot.ranks if view.age is not None and view.state not in GONE]
         if alive and all(view.stale for view in alive):
             newest = min(view.age or 0.0 for view in alive)

@@ -75,12 +75,19 @@ def outlier_sentence(rank: int, outlier: Outlier) -> str:
     return f"rank {rank} holds {human(abs(outlier.difference))} {more} {outlier.category} than its peers{share}"
 
 
+def what_went_wrong(detail: str) -> str:
+    """Return a process's last words without where in its source a library raised."""
+    return _WHERE.sub("", plain(detail))
+
+
 def end_sentence(view: RankView) -> str:
     """Say in a sentence how a rank's process ended; empty while it lives."""
     end = view.end
     if end is None:
         return ""
-    detail = _WHERE.sub("", plain(end.detail))
+    detail = what_went_wrong(end.detail)
+    if detail == f"exit code {end.code}":
+        detail = ""
     how = {
         "ended": "ended by itself",
         "failed": "failed",
