@@ -211,7 +211,8 @@ def test_rows_stay_while_the_measurement_stays_and_until_new_ones_are_there() ->
         job.specs = large
         async with dashboard(job, (80, 24)) as run:
             screen = await opened(run)
-            before = dict(screen.whatif.rows)
+            before, shown = dict(screen.whatif.rows), screen.whatif.measured
+            assert shown is not None
             for step in range(1, 6):
                 # The median is now one rank's, now the other's; both breathe by less than a few percent.
                 moved = {0: 200 + step % 2 * 3, 1: 200 + (step + 1) % 2 * 4}
@@ -220,6 +221,8 @@ def test_rows_stay_while_the_measurement_stays_and_until_new_ones_are_there() ->
                 screen.hurry()
                 await run.pilot.pause()
                 assert all(screen.whatif.rows[name] is row for name, row in before.items())
+                assert screen.whatif.measured is not None
+                assert screen.whatif.measured.rank == shown.rank, "nor does the rank beside them"
             job.specs = {rank: replace(spec, activations=260 * MIB) for rank, spec in large.items()}
             await run.after(1.0)
             screen.whatif.look(screen.snapshot())

@@ -37,6 +37,9 @@ NOISE: Final = 0.03
 HOST_NOISE: Final = 2**22
 """Bytes of it on a host, where Python and torch's records of collectives are in the same malloc."""
 
+SAME: Final = 0.01
+"""Share by which another rank must hold more to be shown instead."""
+
 LARGEST: Final = {"world_size": 65536, "micro_batch": 4096, "sequence_length": 4 * 1024 * 1024}
 """Where doubling stops."""
 
@@ -134,7 +137,7 @@ class WhatIf:
 
     def look(self, snapshot: Snapshot) -> None:
         """Take what a snapshot says of the job; when it changed, the rows are computed anew, one after the other."""
-        self.measured = largest(snapshot)
+        self.measured = largest(snapshot, self.measured)
         view = typical(snapshot)
         found = _basis(view, snapshot) if view is not None else None
         if view is None or found is None:
@@ -302,20 +305,21 @@ def _activations(view: RankView) -> int | None:
     return None if memory is None else memory.activations
 
 
-def largest(snapshot: Snapshot) -> Measured | None:
-    """Return the rank whose process holds the most at its peak moment."""
-    found: Measured | None = None
+def largest(snapshot: Snapshot, before: Measured | None = None) -> Measured | None:
+    """Return the rank whose process holds the most at its peak moment; the one ``before`` while none holds more."""
+    found: dict[int, Measured] = {}
     for view in snapshot.ranks:
         table = view.sample.table if view.sample is not None else None
         moment = peak_moment(table)
         memory = table.moments.get(moment) if table is not None and moment is not None else None
         if memory is None or moment is None:
             continue
+        expected = view.budget.at(moment) if view.budget is not None else {}
         total = (allocated(memory) or 0) + (memory.runtime or 0)
-        if found is None or total > found.total:
-            expected = view.budget.at(moment) if view.budget is not None else {}
-            found = Measured(view.rank, memory, moment, total, expected)
-    return found
+        found[view.rank] = Measured(view.rank, memory, moment, total, expected)
+    most = max(found.values(), key=lambda one: one.total, default=None)
+    kept = found.get(before.rank) if before is not None else None
+    return kept if kept is not None and most is not None and kept.total >= (1 - SAME) * most.total else most
 
 
 def _runtime(view: RankView) -> int | None:
