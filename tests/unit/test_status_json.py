@@ -12,7 +12,7 @@ from ranktop.budget.terms import MOMENTS, Memory
 from ranktop.probes.reading import DeviceIdentity, StepTimes
 from ranktop.tui.session.source import Received, Reset
 from ranktop.tui.session.state import Session
-from ranktop.tui.status import KEYS, end_line, job_json, job_line, table_row
+from ranktop.tui.status import KEYS, end_line, job_json, job_line, print_table, table_row
 from ranktop.wire.schema import Card, End, Header, Job, Sample, Table
 
 JOB = Job(id="abc", name="train\x1b[31m", world_size=3, launcher="torchrun")
@@ -100,3 +100,17 @@ def test_the_table_is_for_people_and_free_of_escapes() -> None:
     assert [row[-1] for row in rows] == ["ok", "killed", "missing"]
     assert end_line(snapshot.ranks[1]) == "rank 1 killed (code 9): SIGKILL"
     assert rows[2][2:10] == ["–"] * 8, "unknown is not zero"
+
+
+def test_the_table_says_what_a_difference_of_nothing_means_and_where_no_library_raised(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    failed = session()
+    detail = "RuntimeError: [/__w/third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection closed by peer"
+    end = End(rank=1, how="exception", code=1, detail=detail)
+    failed.feed([Received(Header("end", 1, 11, 0, 9), end, 0.0, 9)])
+    print_table([failed])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.endswith("0: within the rules' error") and len(line) <= 118 for line in lines)
+    assert "rank 1 failed (code 1): RuntimeError: Connection closed by peer" in lines
