@@ -196,6 +196,8 @@ def _left_out(run: Run, plan: Plan) -> tuple[str, ...]:
     """Say which messages the collectives leave out."""
     from ranktop.budget.communication import left_out
 
+    if run.model.family and plan.batch.sequence_length:
+        return ()
     model = run.model if run.model.family else None
     return tuple(f"not counted in what is sent: {text}" for text in left_out(inventory(run, plan), plan, model))
 
