@@ -283,6 +283,7 @@ def test_every_key_at_any_size_leaves_no_trouble() -> None:
             await run.pilot.press("question_mark")
             await run.pilot.pause()
             assert "twice the ranks" in run.text()
+            assert "without the allocator's cache" in " ".join(run.text().split())
 
     asyncio.run(storm())
 

@@ -74,7 +74,8 @@ def _strategies(options: Options) -> list[str]:
     glyphs = options.glyphs
     return [
         "A row is what the rank that needs the most would need under that strategy, at its peak. The job's own "
-        "strategy comes first, and under it what its fullest rank has measured.",
+        "strategy comes first, and under it what its fullest rank has measured, without the allocator's cache: nothing "
+        "expects it, so it is named beside. On CPUs the ranks of a node share its RAM.",
         "The other rows are computed for this job: its model, its batch, and what was measured of its activations and "
         "of its runtime. room: what is left of the device, or missing; sent: bytes that one GPU sends per step; host: "
         f"memory beside the device; max b: the largest micro-batch that fits; {glyphs.dash} is unknown.",
