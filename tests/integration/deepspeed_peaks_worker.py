@@ -27,8 +27,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 BLOCK = 512
 """The allocator's unit on a GPU; here every storage is rounded so."""
 
-STEPS = 2
-"""The second step is the first one of the usual kind: the optimizer has its state, ZeRO-3 its trace."""
+STEPS = 3
+"""The second step is the first one of the usual kind: the optimizer has its state, ZeRO-3 its trace.
+
+Of a stretch the least of the steps from then on counts: a thread of gloo may hold the tensor of a collective a little
+longer than it takes, or not.
+"""
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
 
@@ -113,15 +117,18 @@ def run(case: dict[str, Any], world: int) -> dict[str, int]:
         found["engine"] = peak.now
         tokens = torch.randint(0, shape.vocab, (case.get("batch", 1), shape.positions))
         peak.taken()
-        for _ in range(STEPS):
+        for step in range(STEPS):
+            usual: dict[str, int] = {}
             for _ in range(case.get("accumulation", 1)):
                 loss = engine(tokens, tokens)
-                found["forward"], found["forward_end"] = peak.taken(), peak.now
+                usual["forward"], found["forward_end"] = peak.taken(), peak.now
                 engine.backward(loss)
                 del loss
-                found["backward"], found["between"] = peak.taken(), peak.now
+                usual["backward"], found["between"] = peak.taken(), peak.now
                 engine.step()
-                found["optimizer_step"], found["step_start"] = peak.taken(), peak.now
+                usual["optimizer_step"], found["step_start"] = peak.taken(), peak.now
+            if step:
+                found.update({name: min(size, found.get(name, size)) for name, size in usual.items()})
         if case["zero"].get("stage3_gather_16bit_weights_on_model_save"):
             weights = engine._zero3_consolidated_16bit_state_dict()
             found["checkpoint_save"] = peak.taken()
