@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ranktop.budget.composition import Point, at_end, at_head, at_loss, forward_loss, last_block, parts, stages
+from ranktop.budget.composition import Point, at_end, forward_loss, last_block, parts, stages
 from ranktop.budget.fsdp.step import NEXT, REDUCE, ROOT, WHOLE, Step
 from ranktop.budget.fsdp.units import Unit
 
@@ -58,12 +58,7 @@ class Fsdp1(Step):
 
     def backward(self) -> list[Point]:
         """Return the points of backward at which memory may be highest."""
-        points = []
-        if self.alive is not None:
-            gathered = parts(*self.resting(self.units.blocks), (NEXT, self.ahead if self.units.blocks else 0))
-            points.append(Point("loss", at_loss(self.alive), gathered, self.gradients(0)))
-            head = gathered + parts((WHOLE, self.units.after))
-            points.append(Point("head", at_head(self.alive), head, self.gradients(0)))
+        points = self.around_loss()
         if self.units.blocks:
             points += self._inside()
             for left in self.lefts():

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ranktop.budget.composition import Point, at_end, at_head, at_loss, forward_loss, last_block, parts, stages
+from ranktop.budget.composition import Point, at_end, forward_loss, last_block, parts, stages
 from ranktop.budget.fsdp.step import NEXT, REDUCE, ROOT, WHOLE, Step
 
 GATHER: Final = "all-gather output"
@@ -50,12 +50,7 @@ class Fsdp2(Step):
 
     def backward(self) -> list[Point]:
         """Return the points of backward at which memory may be highest."""
-        points = []
-        if self.alive is not None:
-            gathered = parts(*self.resting(self.units.blocks), (NEXT, self.ahead if self.units.blocks else 0))
-            points.append(Point("loss", at_loss(self.alive), gathered, self.gradients(0)))
-            head = gathered + parts((WHOLE, self.units.after))
-            points.append(Point("head", at_head(self.alive), head, self.gradients(0)))
+        points = self.around_loss()
         if self.units.blocks:
             points += self._inside()
             points += [self._copying(left) for left in self.lefts()]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ranktop.budget.activations.saved import Activations
-from ranktop.budget.composition import Point, parts, tied
+from ranktop.budget.composition import Point, at_head, at_loss, parts, tied
 from ranktop.budget.fsdp.units import Units
 from ranktop.budget.job import Job
 from ranktop.budget.plan import Fsdp
@@ -109,6 +109,15 @@ class Step:
         if alive is None:
             return ()
         return self.behind(blocks, (what, alive.boundary), tied(alive))
+
+    def around_loss(self) -> list[Point]:
+        """Return the points at which backward begins: at the loss, and in the head."""
+        alive, units, kept = self.alive, self.units, self.gradients(0)
+        if alive is None:
+            return []
+        gathered = parts(*self.resting(units.blocks), (NEXT, self.ahead if units.blocks else 0))
+        head = gathered + parts((WHOLE, units.after))
+        return [Point("loss", at_loss(alive), gathered, kept), Point("head", at_head(alive), head, kept)]
 
     def lefts(self) -> tuple[int, ...]:
         """Return the numbers of units left at which the reduction of one may be the highest point."""
