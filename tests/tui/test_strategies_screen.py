@@ -342,3 +342,33 @@ def test_a_strategy_that_cannot_be_computed_costs_its_row_only(monkeypatch: pyte
             return line_of(run, "   zero2 ")
 
     assert "ZeroDivisionError: nothing to divide" in asyncio.run(one())
+
+
+def test_nodes_and_devices_are_as_the_job_has_them_for_every_screen() -> None:
+    async def on_two_nodes() -> tuple[StrategiesScreen, ExplainScreen]:
+        job = replace(fsdp_job(), node=lambda rank: f"node{rank // 4}")
+        async with dashboard(job) as run:
+            screen = await opened(run)
+            await run.pilot.press("enter")
+            await run.pilot.pause()
+            explained = run.app.screen
+            assert isinstance(explained, ExplainScreen)
+            return screen, explained
+
+    screen, explained = asyncio.run(on_two_nodes())
+    assert screen.whatif.run is not None
+    assert screen.whatif.run.gpus_per_node == 4
+    assert "one node: 4 GPUs" in screen.whatif.rows["dp"].refused
+    assert explained.at.device == "h100"
+    assert explained.at.link < explained.at.node_link
+
+
+def test_the_hints_of_an_explanation_are_readable_in_ascii() -> None:
+    async def last_line() -> str:
+        async with dashboard(fsdp_job(), ascii=True) as run:
+            await opened(run)
+            await run.pilot.press("enter")
+            await run.pilot.pause()
+            return run.text().splitlines()[-1]
+
+    assert "Up Down PgUp PgDn scroll" in asyncio.run(last_line())

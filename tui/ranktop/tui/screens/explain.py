@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 
+from ranktop.budget.fit import Speeds
 from ranktop.budget.run import Run
 from ranktop.tui.keys import EXPLAIN_KEYS, Key
-from ranktop.tui.screens.live import LiveScreen
-from ranktop.tui.theme import MONO
+from ranktop.tui.screens.live import LiveScreen, bindings
+from ranktop.tui.view.hints import hint_line, place
 from ranktop.tui.view.options import Options
-from ranktop.tui.view.text import Line, Span, beside, in_ascii, length, pad
+from ranktop.tui.view.text import Line, in_ascii, pad
 from ranktop.tui.widgets.lines import Lines
 
 HINTS = (("↑↓ PgUp PgDn", "scroll"), ("esc", "back"), ("?", "help"), ("q", "quit"))
@@ -22,15 +23,13 @@ HINTS = (("↑↓ PgUp PgDn", "scroll"), ("esc", "back"), ("?", "help"), ("q", "
 class ExplainScreen(LiveScreen):
     """Explains a strategy for the run that was asked for when the screen was opened."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(key.keys, key.action, key.words, id=key.id, show=False) for key in EXPLAIN_KEYS
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(EXPLAIN_KEYS)
     AUTO_FOCUS = ""
     KEYS: ClassVar[tuple[Key, ...]] = EXPLAIN_KEYS
 
-    def __init__(self, run: Run, strategy: str, options: Options) -> None:
+    def __init__(self, run: Run, strategy: str, options: Options, at: Speeds) -> None:
         super().__init__()
-        self.asked, self.strategy, self.options = run, strategy, options
+        self.asked, self.strategy, self.options, self.at = run, strategy, options, at
         self._top = 0
         self._drawn: tuple[tuple[int, bool], list[Line]] | None = None
 
@@ -49,29 +48,19 @@ class ExplainScreen(LiveScreen):
         return {"text": [*shown, self._footer(len(lines), room, width)][:height]}
 
     def _lines(self, width: int) -> list[Line]:
-        letters = self.options.glyphs.ascii or self.app.palette is MONO
+        letters = self.letters
         if self._drawn is None or self._drawn[0] != (width, letters):
             from ranktop.budget.explain import explain
             from ranktop.tui.view.explain import explain_lines
 
-            found = explain_lines(explain(self.asked, self.strategy), width, self.options.glyphs, letters)
+            found = explain_lines(explain(self.asked, self.strategy, at=self.at), width, self.options.glyphs, letters)
             self._drawn = (width, letters), found
         return self._drawn[1]
 
     def _footer(self, lines: int, room: int, width: int) -> Line:
-        place = f" {self._top + 1}{self.options.glyphs.dash}{min(lines, self._top + room)} of {lines} "
-        right: list[Span] = [(place, "label bold")] if lines > room else []
-        news = self.news()
-        if news:
-            line = beside([(f" {news}", "notice")], right, width)
-        else:
-            spans: list[Span] = [(" ", "")]
-            for key, word in HINTS:
-                hint: list[Span] = [(key, "key"), (f" {word}  ", "dim")]
-                if length(spans) + length(hint) <= width - length(right):
-                    spans += hint
-            line = beside(spans, right, width)
-        return in_ascii(line) if self.options.glyphs.ascii else line
+        glyphs = self.options.glyphs
+        line = hint_line(HINTS, self.news(), place(self._top, room, lines, glyphs), glyphs, width)
+        return in_ascii(line) if glyphs.ascii else line
 
     def action_scroll(self, by: int) -> None:
         """Scroll the text."""

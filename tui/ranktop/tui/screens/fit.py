@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 
-from ranktop.budget.fit import Fit, Search, speeds
+from ranktop.budget.fit import Fit, Search
 from ranktop.budget.model import BadInput
 from ranktop.budget.run import Run
 from ranktop.tui.keys import FIT_KEYS, Key
-from ranktop.tui.screens.live import SLICE, LiveScreen
+from ranktop.tui.screens.live import SLICE, LiveScreen, bindings
 from ranktop.tui.session.state import Snapshot
-from ranktop.tui.theme import MONO
+from ranktop.tui.session.whatif import on_nodes, speeds_of
 from ranktop.tui.view.fit import Chosen, State, fit_lines
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.text import Line
@@ -27,9 +25,7 @@ from ranktop.tui.widgets.lines import Lines
 class FitScreen(LiveScreen):
     """Searches for the run that was asked for when the screen was opened; rows appear as they are found."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(key.keys, key.action, key.words, id=key.id, show=False) for key in FIT_KEYS
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(FIT_KEYS)
     AUTO_FOCUS = ""
     KEYS: ClassVar[tuple[Key, ...]] = FIT_KEYS
 
@@ -54,15 +50,10 @@ class FitScreen(LiveScreen):
         self.soon(self._slice)
 
     def _begin(self) -> None:
-        cards = [view.card for view in self.snapshot().ranks if view.card is not None]
-        ranks = Counter(card.node for card in cards)
-        if len(ranks) > 1:
-            self.asked = replace(self.asked, gpus_per_node=max(ranks.values()))
-        run = self.asked
-        nodes = run.world_size > run.gpus_per_node
-        device = next((card.device.name for card in cards if card.device.name), "")
+        snapshot = self.snapshot()
+        run = self.asked = on_nodes(self.asked, snapshot)
         try:
-            at = speeds(run.link, device, several_nodes=nodes, host=run.host)
+            at = speeds_of(run, snapshot)
             self._search = Search(run, present=self.present, at=at, free=True)
             self._work = iter(self._search)
         except BadInput as reason:
@@ -109,7 +100,7 @@ class FitScreen(LiveScreen):
 
     def content(self) -> Mapping[str, Sequence[Line]]:
         """Return the screen's lines."""
-        self.options.letters = self.options.glyphs.ascii or self.app.palette is MONO
+        self.options.letters = self.letters
         size = (self.size.width, self.size.height)
         return {"text": fit_lines(self.state(), self.chosen, self.options, size, self.news())}
 

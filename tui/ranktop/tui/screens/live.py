@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from textual import events
+from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from ranktop.tui.keys import Key
 from ranktop.tui.pacing import QUESTION
 from ranktop.tui.session.state import Snapshot
+from ranktop.tui.theme import MONO
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.text import Line
 from ranktop.tui.widgets.lines import Lines
@@ -25,6 +27,15 @@ SLICE: Final = 0.025
 """Seconds of arithmetic between two looks at the keys."""
 
 PAUSE: Final = 0.001
+
+
+def bindings(keys: Iterable[Key]) -> list[BindingType]:
+    """Return what Textual needs of a screen's own keys."""
+    return [
+        Binding(key.keys, key.action, key.words, id=key.id, show=False, priority=key.priority)
+        for key in keys
+        if key.group != "program"
+    ]
 
 
 class LiveScreen(Screen[None]):
@@ -43,6 +54,11 @@ class LiveScreen(Screen[None]):
     """Lay everything out anew with the next frame."""
     parts: Mapping[str, Lines] = {}
     """Widgets by id; empty until the screen is there."""
+
+    @property
+    def letters(self) -> bool:
+        """Bars are drawn with letters: there is no colour, or no half block."""
+        return self.options.glyphs.ascii or self.app.palette is MONO
 
     def on_mount(self) -> None:
         """Draw as soon as there is a size; from then on the application's timer asks whether a frame is due."""

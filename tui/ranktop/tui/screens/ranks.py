@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal
 
 from ranktop.tui.keys import KEYS, Key
 from ranktop.tui.screens.actions import RankActions
-from ranktop.tui.theme import MONO
+from ranktop.tui.screens.live import bindings
 from ranktop.tui.view.frame import Frame, frame
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.text import Glyphs, Line
@@ -21,11 +21,7 @@ from ranktop.tui.widgets.lines import Lines
 class RanksScreen(RankActions):
     """Draws the session's snapshots; every key changes the options and asks for a frame."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(key.keys, key.action, key.words, id=key.id, show=False, priority=key.priority)
-        for key in KEYS
-        if key.group != "program"
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(KEYS)
     AUTO_FOCUS = ""
     KEYS: ClassVar[tuple[Key, ...]] = KEYS
 
@@ -49,7 +45,7 @@ class RanksScreen(RankActions):
     def content(self) -> Mapping[str, Sequence[Line]]:
         """Return the lines of every part of the next frame."""
         app, options = self.app, self.options
-        options.letters = options.glyphs.ascii or app.palette is MONO
+        options.letters = self.letters
         width, height = self.size
         now = frame(self.snapshot(), app.link(), options, (width, height), self.news(), app.clock())
         before, self.last = self.last, now

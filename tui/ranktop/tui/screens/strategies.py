@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 
 from ranktop.budget.model import BadInput
 from ranktop.budget.run import Run
 from ranktop.tui.keys import STRATEGY_KEYS, Key
-from ranktop.tui.screens.live import SLICE, LiveScreen
+from ranktop.tui.screens.live import SLICE, LiveScreen, bindings
 from ranktop.tui.session.state import Snapshot
-from ranktop.tui.session.whatif import WhatIf
-from ranktop.tui.theme import MONO
+from ranktop.tui.session.whatif import WhatIf, speeds_of
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.strategies import Choice, strategies
 from ranktop.tui.view.text import Line
@@ -29,9 +28,7 @@ WORDS: Final = {
 class StrategiesScreen(LiveScreen):
     """Draws one row per strategy; the rows appear as they are computed."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(key.keys, key.action, key.words, id=key.id, show=False) for key in STRATEGY_KEYS
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(STRATEGY_KEYS)
     AUTO_FOCUS = ""
     KEYS: ClassVar[tuple[Key, ...]] = STRATEGY_KEYS
 
@@ -50,7 +47,7 @@ class StrategiesScreen(LiveScreen):
     def content(self) -> Mapping[str, Sequence[Line]]:
         """Return the screen's lines; rows that are missing are computed behind the frame."""
         app = self.app
-        self.options.letters = self.options.glyphs.ascii or app.palette is MONO
+        self.options.letters = self.letters
         snapshot = self.snapshot()
         self.whatif.look(snapshot)
         self._compute()
@@ -98,7 +95,7 @@ class StrategiesScreen(LiveScreen):
         strategy = self.whatif.order()[self.choice.at]
         run = self._asked()
         if run is not None:
-            self.app.push_screen(ExplainScreen(run, strategy, self.options))
+            self.app.push_screen(ExplainScreen(run, strategy, self.options, speeds_of(run, self.snapshot())))
 
     def action_fit(self) -> None:
         """Search the plans that fit, for the global batch that is asked now."""

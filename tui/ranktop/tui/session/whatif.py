@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median_low
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ranktop.budget.model import BadInput, NoRule
 from ranktop.budget.naming import own_strategy
@@ -19,6 +20,9 @@ from ranktop.tui.session.expected import allocated, difference, peak_moment
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.wire.schema import Card
+
+if TYPE_CHECKING:
+    from ranktop.budget.fit import Speeds
 
 PRECISIONS: Final = ("fp32", "amp-bf16", "bf16-master", "bf16")
 OPTIMIZERS: Final = ("adamw", "adamw8bit", "adafactor", "lion", "muon", "momentum", "sgd")
@@ -94,6 +98,8 @@ class Basis:
     """Bytes at the end of forward; None before a step was measured whole."""
     share: int
     """Ranks that share its device: all of its node where that is the host."""
+    per_node: int | None
+    """Ranks of the fullest node, where there are several."""
 
     def lives(self, snapshot: Snapshot) -> bool:
         """Whether the rank is the same process with the same model, plan and device."""
@@ -107,8 +113,10 @@ class Basis:
 
     def near(self, other: Basis) -> bool:
         """Whether the other one's measurement is this one within its noise."""
-        if self.share != other.share or self.activations is None or other.activations is None:
-            return self.share == other.share and self.activations == other.activations
+        if (self.share, self.per_node) != (other.share, other.per_node):
+            return False
+        if self.activations is None or other.activations is None:
+            return self.activations == other.activations
         host = self.card.plan is not None and self.card.plan.host
         noise = max(NOISE * self.activations, HOST_NOISE if host else 0)
         return abs(other.activations - self.activations) <= noise
@@ -159,7 +167,7 @@ class WhatIf:
         )
         own = own_strategy(card.plan)
         try:
-            self.run, self.reason = as_run(job, runtime=_runtime(view)), ""
+            self.run, self.reason = on_nodes(as_run(job, runtime=_runtime(view)), snapshot), ""
         except (BadInput, NoRule, ValueError, ArithmeticError) as error:
             self.run, self.reason = None, str(error)
         if self.run is None or own != self.own:
@@ -296,7 +304,27 @@ def _basis(view: RankView, snapshot: Snapshot) -> Basis | None:
         return None
     ranks = sum(one.card is not None and one.card.node == card.node for one in snapshot.ranks)
     known = table is not None and not table.first
-    return Basis(card, _activations(view) if known else None, ranks if card.plan.host else 1)
+    return Basis(card, _activations(view) if known else None, ranks if card.plan.host else 1, _per_node(snapshot))
+
+
+def _per_node(snapshot: Snapshot) -> int | None:
+    ranks = Counter(view.card.node for view in snapshot.ranks if view.card is not None)
+    return max(ranks.values()) if len(ranks) > 1 else None
+
+
+def on_nodes(run: Run, snapshot: Snapshot) -> Run:
+    """Return the run with as many GPUs per node as the job's nodes have, where there are several."""
+    per_node = _per_node(snapshot)
+    return run if per_node is None else replace(run, gpus_per_node=per_node)
+
+
+def speeds_of(run: Run, snapshot: Snapshot) -> Speeds:
+    """Return what the job's devices, by their name, send and compute in a run like this."""
+    from ranktop.budget.fit import speeds
+
+    names = (view.card.device.name for view in snapshot.ranks if view.card is not None)
+    several = run.world_size > run.gpus_per_node
+    return speeds(run.link, next(filter(None, names), ""), several_nodes=several, host=run.host)
 
 
 def _activations(view: RankView) -> int | None:

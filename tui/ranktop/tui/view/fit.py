@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 from ranktop.tui.planning.sizes import seconds
 from ranktop.tui.view.fit_lines import plan_lines, wrapped
 from ranktop.tui.view.fit_table import Look, about, columns, heading, row
+from ranktop.tui.view.hints import hint_line, place
 from ranktop.tui.view.options import Options
-from ranktop.tui.view.text import Line, Span, Unit, beside, human, in_ascii, length, merge, pad, plain, unit_for
+from ranktop.tui.view.text import Line, Span, Unit, beside, human, in_ascii, pad, plain, unit_for
 
 if TYPE_CHECKING:
     from ranktop.budget.fit import Fit
@@ -63,7 +64,7 @@ def fit_lines(state: State, chosen: Chosen, options: Options, size: tuple[int, i
     found = state.found
     if found is None or not found.fitting:
         lines = [_title(state, options, width), *_without(state, options, width)]
-        return _page(lines, _footer(HINTS[2:], notice, (), options, width), options, width, height)
+        return _page(lines, hint_line(HINTS[2:], notice, (), options.glyphs, width), options, width, height)
     chosen.at = max(0, min(len(found.fitting) - 1, chosen.at))
     if chosen.open:
         return _open(found, chosen, options, (width, height), notice)
@@ -90,8 +91,8 @@ def _table(
     lines = [*head, heading(shown, look), *rows]
     if below:
         lines += [*([pad((), width)] * (height - 1 - len(lines) - len(below))), *below]
-    more = _place(chosen.top, len(rows), len(found.fitting), options)
-    return _page(lines, _footer(HINTS, notice, more, options, width), options, width, height)
+    more = place(chosen.top, len(rows), len(found.fitting), options.glyphs)
+    return _page(lines, hint_line(HINTS, notice, more, options.glyphs, width), options, width, height)
 
 
 def _unit(found: Fit) -> Unit:
@@ -160,22 +161,5 @@ def _open(found: Fit, chosen: Chosen, options: Options, size: tuple[int, int], n
     room = max(1, height - len(head) - 1)
     chosen.scroll = max(0, min(chosen.scroll, len(body) - room))
     shown = body[chosen.scroll : chosen.scroll + room]
-    more = _place(chosen.scroll, len(shown), len(body), options)
-    return _page([*head, *shown], _footer(LINES_HINTS, notice, more, options, width), options, width, height)
-
-
-def _place(top: int, shown: int, whole: int, options: Options) -> Sequence[Span]:
-    return () if shown >= whole else ((f" {top + 1}{options.glyphs.dash}{top + shown} of {whole} ", "label bold"),)
-
-
-def _footer(hints: Sequence[tuple[str, str]], notice: str, right: Sequence[Span], options: Options, width: int) -> Line:
-    if notice:
-        return beside([(f" {notice}", "notice")], right, width)
-    spans: list[Span] = [(" ", "")]
-    for key, word in hints:
-        shown = "Up Down" if options.glyphs.ascii and key == "↑↓" else key
-        hint: list[Span] = [(shown, "key"), (f" {word}  ", "dim")]
-        if length(spans) + length(hint) > width - length(right):
-            break
-        spans += hint
-    return beside(merge(spans), right, width)
+    more = place(chosen.scroll, len(shown), len(body), options.glyphs)
+    return _page([*head, *shown], hint_line(LINES_HINTS, notice, more, options.glyphs, width), options, width, height)

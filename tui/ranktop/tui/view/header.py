@@ -9,6 +9,7 @@ from ranktop.tui.session.rank import GONE
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import LETTERS
+from ranktop.tui.view.hints import category_keys, hint_line
 from ranktop.tui.view.options import MOMENT_WORDS, Options
 from ranktop.tui.view.plan import strategy
 from ranktop.tui.view.rows import Table
@@ -100,16 +101,12 @@ def _link(link: Link, snapshot: Snapshot, glyphs: Glyphs) -> Line:
 
 def legend(frame: Table, options: Options, width: int) -> Line:
     """Name the colours (or letters) of the categories and what the bar leaves out."""
-    spans: list[Span] = [(" ", "")]
     names = [name for name in CATEGORIES if name in frame.scale.drawn]
     for texts in (names, [SHORT.get(name, name) for name in names], [LETTERS[name] for name in names]):
         if sum(len(text) + 4 for text in texts) <= width:
             break
-    for name, text in zip(names, texts, strict=True):
-        key = LETTERS[name]
-        spans += [(f"{key if options.letters else options.glyphs.swatch} ", f"key:{key}"), (f"{text}  ", "dim")]
     shown = len(frame.rows)
-    left = merge(spans)
+    left = category_keys(zip(names, texts, strict=True), options)
     counts = "" if shown == frame.total_ranks else f"{shown} of {frame.total_ranks} ranks "
     return beside(left, ((counts, "label bold"),), width) if counts else pad(left, width)
 
@@ -128,16 +125,7 @@ def footer(options: Options, notice: str, place: str, width: int) -> Line:
         return _typing(options, right, width)
     if options.filter:
         right.append((f" filter: {plain(options.filter)} ", "frozen"))
-    if notice:
-        return beside([(f" {notice}", "notice")], right, width)
-    spans: list[Span] = [(" ", "")]
-    room = width - length(right)
-    for key, word in HINTS:
-        hint: list[Span] = [(key, "key"), (f" {word}  ", "dim")]
-        if length(spans) + length(hint) > room:
-            break
-        spans += hint
-    return beside(spans, right, width)
+    return hint_line(HINTS, notice, right, options.glyphs, width)
 
 
 def _typing(options: Options, right: list[Span], width: int) -> Line:

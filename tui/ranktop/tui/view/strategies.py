@@ -11,8 +11,9 @@ from ranktop.budget.terms import BUDGETED
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.session.whatif import WhatIf
-from ranktop.tui.view.bar import LETTERS, cells, half_blocks, letters
+from ranktop.tui.view.bar import cells, half_blocks, letters
 from ranktop.tui.view.header import header
+from ranktop.tui.view.hints import category_keys, hint_line, place
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.scale import PROCESS
 from ranktop.tui.view.status import SHORT
@@ -23,13 +24,10 @@ from ranktop.tui.view.text import (
     Line,
     Span,
     Unit,
-    beside,
     first_that_fits,
     fit,
     human,
     in_ascii,
-    length,
-    merge,
     pad,
     plain,
     short_count,
@@ -257,24 +255,9 @@ def _tinted(line: Line, selected: bool) -> Line:
 
 
 def _legend(options: Options, width: int) -> Line:
-    spans: list[Span] = [(" ", "")]
-    for name in (*BUDGETED, "cache"):
-        key = LETTERS[name]
-        text = name if width >= 100 else SHORT.get(name, name)
-        spans += [(f"{key if options.letters else options.glyphs.swatch} ", f"key:{key}"), (f"{text}  ", "dim")]
-    return pad(spans, width)
+    words = ((name, name if width >= 100 else SHORT.get(name, name)) for name in (*BUDGETED, "cache"))
+    return pad(category_keys(words, options), width)
 
 
 def _footer(notice: str, choice: Choice, room: int, rows: int, options: Options, width: int) -> Line:
-    right: list[Span] = []
-    if rows > room:
-        right = [(f" {choice.top + 1}{options.glyphs.dash}{min(rows, choice.top + room)} of {rows} ", "label bold")]
-    if notice:
-        return beside([(f" {notice}", "notice")], right, width)
-    spans: list[Span] = [(" ", "")]
-    for key, word in HINTS:
-        hint: list[Span] = [(key, "key"), (f" {word}  ", "dim")]
-        if length(spans) + length(hint) > width - length(right):
-            break
-        spans += hint
-    return beside(merge(spans), right, width)
+    return hint_line(HINTS, notice, place(choice.top, room, rows, options.glyphs), options.glyphs, width)

@@ -1,0 +1,41 @@
+"""The last line of a screen: what just happened, else the keys that matter most; and the key to the colours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ranktop.tui.view.bar import LETTERS
+from ranktop.tui.view.options import Options
+from ranktop.tui.view.text import Glyphs, Line, Span, beside, length, merge
+
+Hints = Sequence[tuple[str, str]]
+"""(key, word) by worth: those that do not fit are left out from the end."""
+
+
+def hint_line(hints: Hints, notice: str, right: Sequence[Span], glyphs: Glyphs, width: int) -> Line:
+    """Show a notice, or as many hints as fit, with ``right`` at the other edge."""
+    if notice:
+        return beside([(f" {notice}", "notice")], right, width)
+    spans: list[Span] = [(" ", "")]
+    room = width - length(right)
+    for key, word in hints:
+        shown = key.replace("↑↓", "Up Down") if glyphs.ascii else key
+        hint: list[Span] = [(shown, "key"), (f" {word}  ", "dim")]
+        if length(spans) + length(hint) > room:
+            break
+        spans += hint
+    return beside(merge(spans), right, width)
+
+
+def place(top: int, shown: int, whole: int, glyphs: Glyphs) -> Sequence[Span]:
+    """Say which lines of a longer text are on the screen; nothing when all are."""
+    return () if shown >= whole else ((f" {top + 1}{glyphs.dash}{min(whole, top + shown)} of {whole} ", "label bold"),)
+
+
+def category_keys(words: Iterable[tuple[str, str]], options: Options) -> Line:
+    """Name categories, given as (category, word), by their colour or letter."""
+    spans: list[Span] = [(" ", "")]
+    for name, word in words:
+        key = LETTERS[name]
+        spans += [(f"{key if options.letters else options.glyphs.swatch} ", f"key:{key}"), (f"{word}  ", "dim")]
+    return merge(spans)
