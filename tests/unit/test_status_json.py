@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.plan import Layout, Plan
-from ranktop.budget.terms import MOMENTS, Memory
+from ranktop.budget.terms import MOMENTS, Amount, Budget, Memory
 from ranktop.probes.reading import DeviceIdentity, StepTimes
+from ranktop.tui.session.expected import difference
 from ranktop.tui.session.source import Received, Reset
 from ranktop.tui.session.state import Session
-from ranktop.tui.status import KEYS, end_line, job_json, job_line, print_table, table_row
+from ranktop.tui.status import KEYS, end_line, job_json, job_line, print_table, rank_json, table_row
 from ranktop.wire.schema import Card, End, Header, Job, Sample, Table
 
 JOB = Job(id="abc", name="train\x1b[31m", world_size=3, launcher="torchrun")
 RANK_KEYS = {
     *("rank", "local_rank", "node", "pid", "restart", "device", "moment", "moments_step", "measured", "expected"),
-    *("rules", "now", "moments", "reasons", "step", "collectives", "utilization", "power", "temperature", "agent"),
+    *(
+        "rules",
+        "tolerance",
+        "now",
+        "moments",
+        "reasons",
+        "step",
+        "collectives",
+        "utilization",
+        "power",
+        "temperature",
+        "agent",
+    ),
     *("age", "state", "end"),
 }
 
@@ -83,6 +97,17 @@ def test_values_are_those_of_the_peak_moment() -> None:
     }
     assert rank["step"]["seconds"] == pytest.approx(0.5)
     assert rank["end"] is None
+
+
+def test_how_far_a_right_measurement_may_be_off_stands_beside_what_is_expected() -> None:
+    snapshot = session().snapshot()
+    view = snapshot.ranks[0]
+    exact, near, guess = Amount(1000, slack=3), Amount(1000, within=0.02), Amount(7, within=None)
+    amounts = {"parameters": exact, "activations": near, "runtime": guess}
+    told = rank_json(replace(view, budget=Budget({view.peak or "": amounts})))
+    assert told["tolerance"] == {"parameters": 3, "activations": 20, "runtime": None}
+    for amount, measured, delta in ((exact, 1003, 0), (exact, 1004, 4), (near, 979, -21), (guess, 9, None)):
+        assert difference(measured, amount) == delta
 
 
 def test_a_killed_and_a_missing_rank_say_so() -> None:

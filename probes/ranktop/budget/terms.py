@@ -98,6 +98,13 @@ class Amount:
     parts: tuple[Part, ...] = ()
     """What the bytes are made of, where that is worth telling; they add up to ``bytes``."""
 
+    @property
+    def tolerance(self) -> int | None:
+        """Bytes that a right measurement may differ by; None for a guess and for what is not known."""
+        if self.bytes is None or self.within is None:
+            return None
+        return self.slack + int(self.within * self.bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:

@@ -158,6 +158,7 @@ def rank_json(view: RankView) -> dict[str, Any]:
         "measured": memory_json(measured),
         "expected": expected_json(amounts, measured),
         "rules": {category: amount.rule for category, amount in amounts.items() if amount.bytes is not None},
+        "tolerance": {category: amount.tolerance for category, amount in amounts.items() if amount.bytes is not None},
         "now": memory_json(now),
         "moments": {name: memory_json(moments.get(name)) for name in MOMENTS},
         "reasons": reasons(view, measured, amounts),

@@ -19,7 +19,7 @@ def _columns(model: Model) -> int:
 
 
 FAMILIES: Final[dict[str, Family]] = {
-    "gpt": Family(before=gpt.before, block=gpt.block, after=gpt.after, rule="reference GPT"),
+    "gpt": Family(before=gpt.before, block=gpt.block, after=gpt.after, rule="a GPT like nanoGPT"),
     "llama": Family(
         before=llama.before,
         block=llama.block,

@@ -19,7 +19,7 @@ def before(tape: Tape, shape: Shape, tokens: Value) -> Value:
 
 
 def block(tape: Tape, shape: Shape, x: Value, kind: str, tables: Tables) -> Value:
-    """A block of the reference GPT: x + attention(LN(x)), then x + W2 gelu(W1 LN(x)).
+    """A block of a GPT like nanoGPT: x + attention(LN(x)), then x + W2 gelu(W1 LN(x)).
 
     Kept per token, in elements of the compute dtype, f = 4h and a d = h, without dropout: x, LN, qkv 3, attention's
     result, the sum, LN, W1's result 4, gelu 4 = 16 h; plus statistics and logsumexp (counted with 512-byte blocks,

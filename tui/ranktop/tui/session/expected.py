@@ -122,7 +122,7 @@ def difference(measured: int | None, amount: Amount | None) -> int | None:
 
     None when a side is missing, or when the expected one is a guess: nothing differs from a guess.
     """
-    if measured is None or amount is None or amount.bytes is None or amount.within is None:
+    if measured is None or amount is None or amount.bytes is None or amount.tolerance is None:
         return None
     delta = measured - amount.bytes
-    return 0 if abs(delta) <= amount.slack + amount.within * amount.bytes else delta
+    return 0 if abs(delta) <= amount.tolerance else delta
