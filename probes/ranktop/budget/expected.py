@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 from ranktop.budget import buffers, megatron, states
 from ranktop.budget import runtime as processes
@@ -14,13 +13,7 @@ from ranktop.budget.inventory import Inventory
 from ranktop.budget.job import Job
 from ranktop.budget.optimizers import step as optimizer_step
 from ranktop.budget.plan import Plan
-from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, MOMENTS, STATES, Amount, Budget, Part
-
-_AS_AT: Final = {
-    "load": "step_start", "forward": "forward_end", "backward": "backward_start", "optimizer_step": "backward_end",
-    "checkpoint_save": "step_start",
-}  # fmt: skip
-"""Moment whose states a stretch has, before what it changes itself."""
+from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, MOMENTS, STATES, STATES_AT, Amount, Budget, Part
 
 
 def expected(
@@ -74,7 +67,7 @@ def _moment(job: Job, moment: str) -> dict[str, Amount]:
 
 
 def _states(job: Job, moment: str) -> dict[str, Amount]:
-    return states.at(_AS_AT.get(moment, moment), job.held, job.plan, job.first_step)
+    return states.at(STATES_AT.get(moment, moment), job.held, job.plan, job.first_step)
 
 
 def _at_moment(job: Job, moment: str) -> dict[str, Amount]:

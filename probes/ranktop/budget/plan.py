@@ -264,3 +264,8 @@ class Plan:
     TransformerEngine)."""
     forward: Forward | None = None
     """Seen on a live model; None for a plan on paper."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Forwards of one rank per optimizer step: through a pipeline, or by accumulation; 1 when neither is known."""
+        return self.pipeline.micro_batches if self.pipeline is not None else self.batch.accumulation or 1

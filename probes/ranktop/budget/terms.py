@@ -24,6 +24,12 @@ backward, inside the optimizer's step, while a checkpoint is written), in the or
 STEP: Final = tuple(moment for moment in ALL_MOMENTS if moment not in ("load", "checkpoint_save"))
 """Moments and stretches of a step: loading and saving stand beside it."""
 
+STATES_AT: Final = {
+    "load": "step_start", "forward": "forward_end", "backward": "backward_start", "optimizer_step": "backward_end",
+    "checkpoint_save": "step_start",
+}  # fmt: skip
+"""Stretch -> the moment whose states it has, before what it changes itself."""
+
 BUDGETED: Final = (*STATES, "activations", "buffers", "runtime")
 """Categories that a plan can know before the job runs; their sum is a rank's expected total."""
 

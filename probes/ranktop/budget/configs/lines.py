@@ -65,7 +65,7 @@ def deepspeed_json(plan: Plan) -> dict[str, Any]:
     if plan.zero is None:
         raise NoRule("only ZeRO plans are written as a DeepSpeed JSON")
     layout, batch = plan.layout, plan.batch
-    accumulation = plan.pipeline.micro_batches if plan.pipeline is not None else batch.accumulation or 1
+    accumulation = plan.micro_batches
     found: dict[str, Any] = {}
     if batch.micro_batch is not None:
         found["train_batch_size"] = batch.micro_batch * accumulation * layout.data

@@ -222,7 +222,7 @@ def copying(plan: Plan, inventory: Inventory, at: Speeds) -> float:
         return 0.0
     own = inventory.trainable_numel / plan.layout.shard
     item = DTYPE_BYTES[plan.precision.parameters]
-    micro = _micro_batches(plan)
+    micro = plan.micro_batches
     weights = zero.offload_parameters if zero is not None else "cpu"
     down = item * own * (1 if zero is not None and zero.stage == 1 else micro)
     up = item * own
@@ -265,7 +265,3 @@ def _tokens(plan: Plan, samples: int) -> float:
     """Tokens per step whose whole forward one rank would compute in the same time."""
     axes = plan.layout
     return samples * (plan.batch.sequence_length or 1) / (axes.tensor * axes.pipeline * axes.context)
-
-
-def _micro_batches(plan: Plan) -> int:
-    return plan.pipeline.micro_batches if plan.pipeline is not None else plan.batch.accumulation or 1

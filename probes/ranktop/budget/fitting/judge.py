@@ -193,8 +193,7 @@ class Judge:
 
 def samples(plan: Plan) -> int:
     """Return the samples per optimizer step over all ranks."""
-    micro = plan.pipeline.micro_batches if plan.pipeline is not None else plan.batch.accumulation or 1
-    return (plan.batch.micro_batch or 1) * micro * plan.layout.data
+    return (plan.batch.micro_batch or 1) * plan.micro_batches * plan.layout.data
 
 
 def floor(candidate: Candidate) -> int:

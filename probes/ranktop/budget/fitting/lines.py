@@ -38,7 +38,7 @@ def beside(one: Candidate, kind: str) -> list[str]:
     axes, batch = plan.layout, plan.batch
     told = []
     if kind == "code":
-        forwards = plan.pipeline.micro_batches if plan.pipeline is not None else batch.accumulation or 1
+        forwards = plan.micro_batches
         often = "1 forward" if forwards == 1 else f"{forwards} forwards"
         told.append(f"micro-batches of {batch.micro_batch}, {often} per optimizer step")
     if kind == "deepspeed" and axes.tensor > 1:
@@ -68,7 +68,7 @@ def _checkpointing(plan: Plan, kind: str) -> Iterator[str]:
 def _megatron(plan: Plan) -> Iterator[str]:
     """Source: Megatron-LM megatron/training/arguments.py."""
     axes, batch = plan.layout, plan.batch
-    micro = plan.pipeline.micro_batches if plan.pipeline is not None else batch.accumulation or 1
+    micro = plan.micro_batches
     yield f"--tensor-model-parallel-size {axes.tensor}"
     yield f"--pipeline-model-parallel-size {axes.pipeline}"
     if axes.context > 1:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from typing import Final
 
 from ranktop.budget.activations.saved import Activations
 from ranktop.budget.composition import NO_ACTIVATIONS, Point, amount, parts, saved_parts
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Plan
-from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, Amount, Part
+from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, STATES_AT, Amount, Part
 from ranktop.budget.zero import step as zero_step
 from ranktop.budget.zero.backward import backward, between_micro_batches
 from ranktop.budget.zero.job import IN_FORWARD, Job, Layout
@@ -25,12 +24,6 @@ from ranktop.budget.zero.sharded import Sharded, bucket
 from ranktop.budget.zero.states import layout_of, options_of, uncovered
 
 Table = dict[str, dict[str, Amount]]
-
-_STATES_AT: Final = {
-    "load": "step_start", "forward": "forward_end", "backward": "backward_start", "optimizer_step": "backward_end",
-    "checkpoint_save": "step_start",
-}  # fmt: skip
-"""Moment whose parameters and optimizer state a stretch has."""
 
 
 def moments(inventory: Inventory, plan: Plan, activations: Activations | None, first_step: bool = False) -> Table:
@@ -141,7 +134,7 @@ class _Step:
         return {**self.states(moment), "activations": activations, "buffers": buffers}
 
     def _stretch(self, moment: str, point: Point) -> dict[str, Amount]:
-        found = self.states(_STATES_AT[moment], self.made if moment == "load" else None)
+        found = self.states(STATES_AT[moment], self.made if moment == "load" else None)
         rule = f"ZeRO-{self.job.options.stage}: highest point: {point.name}"
         own: tuple[Part, ...] = ()
         if moment == "load":

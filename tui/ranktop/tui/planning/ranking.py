@@ -81,11 +81,10 @@ def lost_per_sample(row: Row, at: Speeds, per_token: Work) -> float:
         return inf
     run, plan = row.run, rank.plan
     layout, batch = plan.layout, plan.batch
-    micro_batches = plan.pipeline.micro_batches if plan.pipeline else batch.accumulation or 1
-    samples = (batch.micro_batch or 1) * micro_batches
+    samples = (batch.micro_batch or 1) * plan.micro_batches
     tokens = samples * (batch.sequence_length or 1) / (layout.tensor * layout.pipeline * layout.context)
     launching = BLOCK * per_token.layers / layout.pipeline
-    computing = max(3 * per_token.whole * tokens / at.flops, micro_batches * launching)
+    computing = max(3 * per_token.whole * tokens / at.flops, plan.micro_batches * launching)
     idle = computing * (1 - layout.world_size / max(run.world_size, layout.world_size))
     offloaded = bool(rank.budget.host.bytes or rank.budget.nvme.bytes)
     copying = cost.copying(plan, inventory(run, plan), at) if offloaded else 0.0
