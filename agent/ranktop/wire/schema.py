@@ -14,7 +14,14 @@ import msgspec
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import Memory
-from ranktop.probes.reading import Collectives, DeviceIdentity, DeviceReading, StepTimes
+from ranktop.probes.reading import (
+    AllocatorReading,
+    Collectives,
+    DeviceDetail,
+    DeviceIdentity,
+    DeviceReading,
+    StepTimes,
+)
 
 SCHEMA_VERSION: Final = 1
 """Rises when an older reader would misread a message; both sides must have the same."""
@@ -27,7 +34,7 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     """Routes a message; the first frame of each."""
 
     kind: str
-    """``card``, ``sample``, ``end`` from agents; ``history``, ``mark`` made by the hub."""
+    """``card``, ``sample``, ``device``, ``end`` from agents; ``history``, ``mark`` made by the hub."""
     rank: int
     """-1 for the job as a whole."""
     pid: int
@@ -85,6 +92,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool = False
     notes: tuple[str, ...] = ()
     """What the agent could not do or see, in words."""
+    pids: tuple[int, ...] = ()
+    """This process's ids in the PID namespaces that it can see, the outermost first (``NSpid`` of proc(5))."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +151,15 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost = Cost()
 
 
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank's device says of itself more seldom than every interval; the hub keeps the newest."""
+
+    rank: int
+    detail: DeviceDetail = DeviceDetail()
+    allocator: AllocatorReading = AllocatorReading()
+    """All counters of the rank's allocator."""
+
+
 class End(msgspec.Struct, frozen=True, kw_only=True):
     """How a rank's process ended. Sent by the rank itself when it can, else made by the hub."""
 
@@ -187,11 +205,12 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-Body = Card | Sample | End | History | Mark
+Body = Card | Sample | Device | End | History | Mark
 
 BODIES: Final[dict[str, type[Body]]] = {
     "card": Card,
     "sample": Sample,
+    "device": Device,
     "end": End,
     "history": History,
     "mark": Mark,

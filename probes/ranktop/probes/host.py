@@ -57,6 +57,9 @@ class HostDevice:
             reasons=reasons,
         )
 
+    def detail(self) -> None:
+        """Return nothing: what a host could tell besides is not read."""
+
     def close(self) -> None:
         """Do nothing: reading a host holds nothing."""
 

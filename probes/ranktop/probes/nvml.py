@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ranktop.probes.nvml_codes import GPU_IS_LOST, INVALID_ARGUMENT, NOT_FOUND, RESET_REQUIRED, words
 from ranktop.probes.nvml_getters import GETTERS, Getter, code_of, explain
-from ranktop.probes.reading import DeviceIdentity, DeviceReading
+from ranktop.probes.reading import DeviceDetail, DeviceIdentity, DeviceReading
 
 FIELDS: Final = tuple(name for getter in GETTERS for name in getter.fields)
 """Fields of DeviceReading that NVML fills."""
@@ -104,6 +104,10 @@ class NvmlDevice:
             self._finished.wait(self._settle)
         with self._lock:
             return self._reading(self._clock())
+
+    def detail(self) -> DeviceDetail | None:
+        """Return what is asked seldom; nothing is yet."""
+        return None
 
     def close(self) -> None:
         """Stop asking, without waiting.
