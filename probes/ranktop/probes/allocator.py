@@ -203,7 +203,15 @@ def parse_statistics(stats: Mapping[str, Any], backend: str = "native", expandab
             reasons[name] = "not counted with expandable segments"
         else:
             reasons[name] = "not in the statistics of this torch"
-    return AllocatorReading(**values, baseline=0, reasons=reasons)
+    return AllocatorReading(
+        allocated=values["allocated"],
+        reserved=values["reserved"],
+        peak_allocated=values["peak_allocated"],
+        inactive_split=values["inactive_split"],
+        retries=values["retries"],
+        ooms=values["ooms"],
+        reasons=reasons,
+    )
 
 
 def expandable_segments() -> bool:
