@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fake_device import CONTEXT, HOST_ALLOCATOR, h100_detail
 
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.plan import Batch, Forward, Fsdp, Layout, OptimizerPlan, Plan, Precision, State
 from ranktop.budget.terms import MOMENTS, Memory
-from ranktop.probes.reading import Collectives, DeviceIdentity, DeviceReading, GroupPosition, StepTimes
+from ranktop.probes.reading import (
+    AllocatorReading,
+    Collectives,
+    DeviceDetail,
+    DeviceIdentity,
+    DeviceProcess,
+    DeviceReading,
+    GroupPosition,
+    StepTimes,
+)
 from ranktop.tui.session.source import Link, Received, Reset
 from ranktop.wire.schema import (
     Body,
     Card,
     Cost,
+    Device,
     End,
     Header,
     History,
@@ -124,13 +137,22 @@ class FakeJob:
     no_answer: set[int] = field(default_factory=set)
     absent: set[int] = field(default_factory=set)
     reasons: dict[str, str] = field(default_factory=dict)
+    details: Callable[[int], DeviceDetail | None] = lambda rank: None
+    contexts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Rank -> other ranks with a context of ``CONTEXT`` bytes on its device."""
+    processes: dict[int, tuple[DeviceProcess, ...]] = field(default_factory=dict)
+    """Rank -> processes of others on its device."""
+    reading_changes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Rank -> fields of its DeviceReading that are otherwise, e.g. ``{3: {"state": "reset required"}}``."""
+    detail_changes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    allocator_changes: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def card(self, rank: int) -> Card:
         plan = replace(self.plan, layout=replace(self.plan.layout, shard_rank=rank % max(1, self.plan.layout.shard)))
         return Card(
             job=self.job, rank=rank, local_rank=rank % 8, node=self.node(rank), pid=48_109 + rank,
             device=self.device(rank), versions=self.versions, backend=self.backend, model=self.model,
-            inventory=self.inventory, plan=plan, script="train.py", notes=self.notes,
+            inventory=self.inventory, plan=plan, script="train.py", notes=self.notes, pids=(48_109 + rank,),
         )  # fmt: skip
 
     def memory(self, rank: int, moment: str) -> Memory:
@@ -166,7 +188,9 @@ class FakeJob:
             utilization=None if spec.utilization is None else min(100, spec.utilization + jitter),
             power=None if spec.power is None else spec.power + 6 * jitter,
             temperature=spec.temperature, state=state, age=12.0 if state != "ok" else 0.0,
+            **self.gpu_reading(rank, now, jitter),
         )  # fmt: skip
+        device = replace(device, **self.reading_changes.get(rank, {}))
         table = Table(step=step, moments={moment: self.memory(rank, moment) for moment in MOMENTS}, age=0.4)
         position = step * 226 + 113
         return Sample(
@@ -175,6 +199,37 @@ class FakeJob:
             steps=tuple(self.step_times(rank, index) for index in range(step - 3, step + 1)), phase="backward",
             collectives=Collectives((GroupPosition("0", "default", len(self.specs), position, position - 1),)),
             cost=Cost(cpu_s=0.0004), reasons=self.reasons, retries=0, ooms=0, inactive_split=96 * MIB,
+        )  # fmt: skip
+
+    def gpu_reading(self, rank: int, now: Memory, jitter: int) -> dict[str, Any]:
+        """What a GPU's reading has beyond a host's."""
+        if self.device(rank).kind != "cuda":
+            return {}
+        pid, own = 48_109 + rank, (now.used() or 0) - self.specs[rank].other
+        extra = tuple(DeviceProcess(48_109 + other, CONTEXT) for other in self.contexts.get(rank, ()))
+        return {
+            "power_limit": 700.0, "sm_clock": 1755 + 15 * jitter, "memory_clock": 2619, "throttle": (),
+            "reserved": 0, "process_pid": pid,
+            "processes": (DeviceProcess(pid, own), *extra, *self.processes.get(rank, ())),
+        }  # fmt: skip
+
+    def described(self, rank: int) -> Device:
+        """The device message of a rank."""
+        detail, spec = self.details(rank), self.specs[rank]
+        if detail is None:
+            allocator = AllocatorReading(
+                spec.activations, spec.activations + spec.cache, backend="malloc", reasons=HOST_ALLOCATOR
+            )  # fmt: skip
+            return Device(rank=rank, allocator=replace(allocator, **self.allocator_changes.get(rank, {})))
+        held = sum(spec.states) + spec.activations + spec.buffers
+        allocator = AllocatorReading(
+            allocated=held, reserved=held + spec.cache, peak_allocated=int(1.02 * held), inactive_split=96 * MIB,
+            retries=0, ooms=0, backend="native", active=held + 4 * MIB, requested=held - 7 * MIB, segments=412,
+            largest_free=spec.cache // 3,
+        )  # fmt: skip
+        return Device(
+            rank=rank, detail=replace(detail, **self.detail_changes.get(rank, {})),
+            allocator=replace(allocator, **self.allocator_changes.get(rank, {})),
         )  # fmt: skip
 
     def history(self, rank: int) -> History:
@@ -223,6 +278,10 @@ class FakeSource:
                     out.append(self.message(rank, script.card(rank), "card"))
                     out.append(self.message(rank, script.history(rank), "history"))
         elapsed = int(self.clock() - self.started)
+        if self.sent < 0 or self.sent // 10 != elapsed // 10:
+            for rank in sorted(script.specs):
+                if rank not in script.absent | script.silent | self._told:
+                    out.append(self.message(rank, script.described(rank), "device"))
         for second in range(max(self.sent + 1, elapsed - 3), elapsed + 1):
             age = self.clock() - self.started - second
             for rank in sorted(script.specs):
@@ -282,11 +341,14 @@ def fsdp_job(ranks: int = 8) -> FakeJob:
     def device(rank: int) -> DeviceIdentity:
         return DeviceIdentity(
             kind="cuda", uuid=f"GPU-{rank:08x}", name="NVIDIA H100 80GB HBM3", total=H100,
-            torch_index=rank % 8, nvml_index=(rank % 8 + 2) % 8,
+            torch_index=rank % 8, nvml_index=(rank % 8 + 2) % 8, pci_bus_id=f"0000:{0x19 + 0x10 * (rank % 8):02x}:00.0",
+            numa_node=rank % 8 // 4, driver="570.86.15", cuda_driver="12.8",
         )  # fmt: skip
 
     job = Job(id="5f2c9a", name="llama8b-sft", world_size=ranks, launcher="torchrun")
-    return FakeJob(job, inventory, plan, specs, node=lambda rank: f"node{rank // 8 + 1}", device=device)
+    return FakeJob(
+        job, inventory, plan, specs, node=lambda rank: f"node{rank // 8 + 1}", device=device, details=h100_detail
+    )  # fmt: skip
 
 
 def host_job() -> FakeJob:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ranktop.budget.terms import Budget, Memory
-from ranktop.probes.reading import StepTimes
+from ranktop.probes.reading import AllocatorReading, DeviceDetail, StepTimes
 from ranktop.tui.session.expected import difference, expected, peak_moment
 from ranktop.tui.session.rings import Ring
 from ranktop.wire.points import point_of
-from ranktop.wire.schema import Card, End, Header, Mark, Point, Sample
+from ranktop.wire.schema import Card, Device, End, Header, Mark, Point, Sample
 
 SILENT_INTERVALS: Final = 3
 """A rank that missed this many intervals is silent, and its values show their age."""
@@ -24,6 +24,9 @@ MARKS_KEPT: Final = 20
 
 GONE: Final = frozenset({"ended", "failed", "killed", "vanished"})
 """States of a rank whose process is known to be over."""
+
+NO_DETAIL: Final = DeviceDetail()
+"""What a device says that has no detail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,11 @@ class RankView:
     marks: tuple[Event, ...] = ()
     ended: float | None = None
     """When its end reached the hub, on the session's clock."""
+    detail: DeviceDetail | None = None
+    """What its device says more seldom; None before the first of it, and for a host."""
+    allocator: AllocatorReading | None = None
+    detail_age: float | None = None
+    """Seconds since detail and allocator were heard; the ages in ``detail`` are from then."""
 
     @property
     def stale(self) -> bool:
@@ -100,6 +108,17 @@ def is_stale(sample: Sample | None, age: float | None) -> bool:
     return age > SILENT_INTERVALS * max(sample.interval, 0.1)
 
 
+def device_trouble(card: Card | None, sample: Sample) -> str:
+    """Return the device's state when it is one to be shown (``lost``, ``no answer``, ...), else nothing.
+
+    A rank on its way to its device, and one without a GPU, has none that could be unavailable.
+    """
+    state = sample.device.state
+    if state in ("lost", "reset required", "no answer"):
+        return state
+    return state if state == "unavailable" and card is not None and card.device.kind == "cuda" else ""
+
+
 class RankState:
     """The latest of one rank, fed message by message."""
 
@@ -116,6 +135,10 @@ class RankState:
         """When that reached the hub."""
         self.restart = 0
         self.steps: deque[StepTimes] = deque(maxlen=RECENT_STEPS)
+        self.detail: DeviceDetail | None = None
+        self.allocator: AllocatorReading | None = None
+        self.described: float | None = None
+        """When detail and allocator reached the hub."""
         self.history = Ring()
         self.marks: deque[Event] = deque(maxlen=MARKS_KEPT)
         self.budget: Budget | None = None
@@ -136,6 +159,7 @@ class RankState:
             if self.pid and header.restart != self.restart:
                 self.marks.append(Event(at, "restart", f"restart {header.restart} as pid {header.pid}"))
             self.card = self.sample = self.end = self.received = self.ended = None
+            self.detail = self.allocator = self.described = None
             self.budget = self.peak = None
             self.steps.clear()
             self.standing = {}
@@ -152,6 +176,12 @@ class RankState:
         newest = self.history.last("t")
         if newest is None or at > newest:
             self.history.append(point_of(sample, at))
+
+    def describe(self, device: Device, at: float) -> None:
+        """Take what the rank said of its device and its allocator, which reached the hub at ``at``."""
+        self.detail = device.detail if device.detail != NO_DETAIL else None
+        self.allocator = device.allocator
+        self.described = at
 
     def remember(self, points: tuple[Point, ...], at: float) -> None:
         """Keep the hub's history until :meth:`settle` knows how its clock relates to this one."""
@@ -207,7 +237,7 @@ class RankState:
         """Return the state in a word: see the module's tests for what each means.
 
         One of ``ok``, ``starting`` (no step finished yet), ``silent`` (three intervals without a sample),
-        ``ended``, ``failed``, ``killed``, ``vanished``, ``device lost``, ``device no answer``, ``missing``.
+        ``ended``, ``failed``, ``killed``, ``vanished``, ``missing``, and ``device`` with the device's own state.
         """
         if self.end is not None:
             return end_state(self.end)
@@ -215,10 +245,9 @@ class RankState:
             return "missing" if self.card is None else "starting"
         if is_stale(self.sample, self.age()):
             return "silent"
-        if self.sample.device.state == "lost":
-            return "device lost"
-        if self.sample.device.state == "no answer":
-            return "device no answer"
+        trouble = device_trouble(self.card, self.sample)
+        if trouble:
+            return f"device {trouble}"
         return "starting" if self.sample.step == 0 else "ok"
 
     def view(self, *, copy_history: bool = False) -> RankView:
@@ -238,6 +267,9 @@ class RankState:
             history=self.history.copy() if copy_history else self.history,
             marks=tuple(self.marks),
             ended=self.ended,
+            detail=self.detail,
+            allocator=self.allocator,
+            detail_age=None if self.described is None else max(0.0, self._clock() - self.described),
         )
 
     def mark(self, mark: Mark, at: float) -> None:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
+from ranktop.tui.session.processes import Owners, Places, places
 from ranktop.tui.session.rank import GONE, MARKS_KEPT, Event, RankState, RankView
 from ranktop.tui.session.source import Received, Reset
-from ranktop.wire.schema import Card, End, History, Job, Mark, Sample
+from ranktop.wire.schema import Card, Device, End, History, Job, Mark, Sample
 
 __all__ = ["Event", "RankState", "RankView", "Session", "Snapshot"]
 
@@ -41,6 +42,13 @@ class Snapshot:
     """Median of the last step times."""
     step_age: float | None = None
     """Seconds since any rank last finished a step."""
+    places: Places | None = None
+    """Where the ranks and their processes are, kept from frame to frame."""
+
+    @property
+    def owners(self) -> Owners:
+        """(node, process id) -> rank."""
+        return self.places.owners if self.places is not None else {}
 
     def rank(self, rank: int | None) -> RankView | None:
         """Return one rank, or None."""
@@ -80,6 +88,9 @@ class Session:
         self.ranks: dict[int, RankState] = {}
         self.marks: deque[Event] = deque(maxlen=MARKS_KEPT)
         self._uncompared: dict[int, RankState] = {}
+        self._places: Places | None = None
+        self._listed: dict[int, int | None] = {}
+        """Rank -> its process's id in the driver's list."""
         self.failure = ""
         """The last message that could not be used, in one line."""
 
@@ -124,11 +135,21 @@ class Session:
         if isinstance(body, Card):
             state.card = body
             self.job = body.job if self.job is None else self.job
+            self._places = None
         elif isinstance(body, Sample):
             state.hear(body, at)
+            self._note_listed(state.rank, body)
+        elif isinstance(body, Device):
+            state.describe(body, at)
+            return False
         elif isinstance(body, End):
             state.end, state.ended = body, at
         return True
+
+    def _note_listed(self, rank: int, sample: Sample) -> None:
+        if self._listed.get(rank) != sample.device.process_pid:
+            self._listed[rank] = sample.device.process_pid
+            self._places = None
 
     def _settle(self, heard: dict[int, RankState]) -> None:
         for state in heard.values():
@@ -147,6 +168,7 @@ class Session:
     def _reset(self, reset: Reset, now: float) -> None:
         self.ranks = {}
         self._uncompared = {}
+        self._places, self._listed = None, {}
         self.job, self.hub = reset.job, reset.hub
         if reset.replaced:
             self.marks.append(Event(now, "hub-replaced", "history starts anew"))
@@ -186,6 +208,8 @@ class Session:
             else RankView(rank=rank, state="missing", age=None)
             for rank in known
         ]
+        if self._places is None:
+            self._places = places(views)
         return Snapshot(
             now=self.clock(),
             job=self.job,
@@ -195,4 +219,5 @@ class Session:
             step=max((view.sample.step for view in views if view.sample), default=0),
             step_seconds=self._usual_step(),
             step_age=self.step_age(),
+            places=self._places,
         )
