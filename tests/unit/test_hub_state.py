@@ -11,7 +11,7 @@ from ranktop.agent.hub_presence import GRACE, SILENCE, Presence
 from ranktop.agent.hub_state import HubState, Stream
 from ranktop.agent.hub_viewers import FORGET_AFTER, MAX_VIEWERS, MAX_WAIT, Viewers
 from ranktop.budget.terms import Memory
-from ranktop.probes.reading import DeviceReading, StepTimes
+from ranktop.probes.reading import DeviceDetail, DeviceReading, StepTimes
 from ranktop.wire.codec import (
     BATCH_BYTES,
     MAX_BATCH,
@@ -29,6 +29,7 @@ from ranktop.wire.schema import (
     Batch,
     Body,
     Card,
+    Device,
     End,
     Header,
     History,
@@ -53,7 +54,7 @@ class Rank:
     def __init__(self, state: HubState, rank: int = 0, pid: int = 100, restart: int = 0) -> None:
         self.state, self.rank, self.pid, self.restart, self.seq = state, rank, pid, restart, 0
 
-    def say(self, body: Card | Sample | End, t: float = 0.0) -> Header:
+    def say(self, body: Card | Sample | Device | End, t: float = 0.0) -> Header:
         kind = type(body).__name__.lower()
         header = Header(kind, self.rank, self.pid, self.restart, self.seq)
         self.seq += 1
@@ -64,6 +65,9 @@ class Rank:
 
     def sample(self, step: int = 0, t: float = 0.0, padding: int = 0) -> Header:
         return self.say(Sample(rank=self.rank, step=step, phase="x" * padding), t)
+
+    def device(self, energy: float, t: float = 0.0) -> Header:
+        return self.say(Device(rank=self.rank, detail=DeviceDetail(energy=energy)), t)
 
     def end(self, how: str, t: float = 0.0) -> Header:
         return self.say(End(rank=self.rank, how=how), t)
@@ -135,6 +139,27 @@ def test_snapshot_has_marks_then_card_history_sample_end_of_each_rank() -> None:
     assert isinstance(history, History)
     assert [(point.t, point.step) for point in history.points] == [(float(t), t) for t in range(5)]
     assert items[2].t == history.points[-1].t  # the age of an item is the age of its newest point
+
+
+def test_the_newest_device_message_of_each_rank_is_kept_and_costs_no_history() -> None:
+    state = state_of_hub()
+    one, zero = Rank(state, 1), Rank(state, 0, pid=99)
+    zero.card()
+    for energy in (1.0, 2.0):
+        zero.device(energy, t=energy)
+    zero.sample(step=3, t=5.0)
+    zero.device(3.0, t=6.0)
+    one.device(9.0, t=7.0)
+    items = list(state.snapshot())
+    assert kinds(items) == ["card 0", "history 0", "device 0", "sample 0", "device 1"]
+    header, body = read(items[2])
+    assert isinstance(body, Device)
+    assert (header.seq, body.detail.energy, items[2].t) == (4, 3.0, 6.0)
+    assert len(state.ranks[0].history.points(9.0)) == 1
+    assert kinds(state.stream.after(3, 10**9)) == ["device 0", "device 1"], "viewers that follow get each"
+    again = Rank(state, 0, pid=98, restart=1)
+    again.card(t=8.0)
+    assert "device 0" not in kinds(list(state.snapshot())), "another life has another device"
 
 
 def test_snapshot_does_not_see_what_comes_after_it() -> None:

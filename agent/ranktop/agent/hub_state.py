@@ -10,7 +10,7 @@ from typing import Final
 from ranktop.agent.hub_history import PointRing
 from ranktop.wire.codec import BadMessage, decode_body, decode_header, encode_body, encode_header
 from ranktop.wire.points import point_of
-from ranktop.wire.schema import Body, Card, End, Header, History, Item, Job, Mark, Sample
+from ranktop.wire.schema import Body, Card, Device, End, Header, History, Item, Job, Mark, Sample
 
 MAX_RANKS: Final = 65536
 """Ranks from this number on are refused: no job has them, and each costs memory."""
@@ -34,8 +34,13 @@ class Rank:
     card: Item | None = None
     sample: Item | None = None
     end: Item | None = None
+    device: Item | None = None
     former: tuple[tuple[int, int], ...] = ()
     """(restart, pid) of lives that this one has replaced; what they still had under way is ignored."""
+
+
+_Frozen = tuple[int, int, int, PointRing, tuple[Item | None, ...]]
+"""(number, pid, restart, history, last messages) of a rank, as a snapshot began."""
 
 
 @dataclass(slots=True)
@@ -109,7 +114,7 @@ class HubState:
     def accept(self, t: float, head: bytes, body: bytes) -> Header:
         """Take a message from an agent; WireError when it cannot be used, and nothing has changed then."""
         header = decode_header(head)
-        if header.kind not in ("card", "sample", "end"):
+        if header.kind not in ("card", "sample", "device", "end"):
             raise BadMessage(f"agents send no {header.kind!r}")
         if not 0 <= header.rank < MAX_RANKS:
             raise BadMessage(f"rank {header.rank} is out of range")
@@ -151,6 +156,8 @@ class HubState:
         elif isinstance(message, Sample):
             rank.sample = item
             rank.history.add(point_of(message, t))
+        elif isinstance(message, Device):
+            rank.device = item
         else:
             rank.end = item
 
@@ -178,12 +185,12 @@ class HubState:
             rank.end = self.stream.add(t, encode_header(header), encode_body(body))
 
     def snapshot(self) -> Iterator[Item]:
-        """Return all that is known now, in order: marks, then per rank card, history, last sample, end.
+        """Return all that is known now, in order: marks, then per rank card, history, device, last sample, end.
 
         Later messages do not show in it, however slowly it is consumed; they follow in the stream.
         """
-        frozen = [
-            (number, rank.pid, rank.restart, rank.history, rank.card, rank.sample, rank.end)
+        frozen: list[_Frozen] = [
+            (number, rank.pid, rank.restart, rank.history, (rank.card, rank.device, rank.sample, rank.end))
             for number, rank in sorted(self.ranks.items())
         ]
         return self._unfold(list(self._marks), frozen)
@@ -191,10 +198,10 @@ class HubState:
     @staticmethod
     def _unfold(
         marks: list[Item],
-        ranks: list[tuple[int, int, int, PointRing, Item | None, Item | None, Item | None]],
+        ranks: list[_Frozen],
     ) -> Iterator[Item]:
         yield from marks
-        for number, pid, restart, history, card, sample, end in ranks:
+        for number, pid, restart, history, (card, device, sample, end) in ranks:
             if card is not None:
                 yield card
             # A new life that has not sent a sample yet still has the history of the one before it.
@@ -204,7 +211,4 @@ class HubState:
                 header = encode_header(Header("history", number, pid, restart, 0))
                 body = encode_body(History(rank=number, points=points))
                 yield Item(newest.number, points[-1].t, header, body)
-            if sample is not None:
-                yield sample
-            if end is not None:
-                yield end
+            yield from (item for item in (device, sample, end) if item is not None)

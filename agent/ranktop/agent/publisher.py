@@ -16,7 +16,7 @@ import zmq
 from ranktop.agent.lifecycle import ensure_hub
 from ranktop.wire.codec import WireError, WrongVersion, decode_ack, encode_body, encode_header
 from ranktop.wire.endpoints import AGENTS_SOCKET, RunDirectoryError, check_directory, socket_path
-from ranktop.wire.schema import MAX_MESSAGE, Ack, Card, End, Header, Job, Sample
+from ranktop.wire.schema import MAX_MESSAGE, Ack, Card, Device, End, Header, Job, Sample
 
 QUEUE_MESSAGES: Final = 256
 """Messages kept here while the hub does not read; beyond it the oldest sample goes."""
@@ -24,6 +24,9 @@ QUEUE_MESSAGES: Final = 256
 HUB_SILENCE: Final = 3.0
 """Seconds without an answer to what was sent after which the hub counts as dead."""
 
+_KEPT: Final = ("card", "device")
+"""Kinds of which a hub wants only the newest, and wants it again when it is a new hub."""
+_KINDS: Final[dict[type, str]] = {Card: "card", Sample: "sample", Device: "device", End: "end"}
 _SOCKET_QUEUE: Final = 64
 _DESCRIPTORS: Final = 24
 """Descriptors that a context and a socket take, and some to spare."""
@@ -56,7 +59,7 @@ class Publisher:
         self._seq = 0
         self._queue: deque[_Message] = deque()
         self._sent = self._confirmed = -1
-        self._card: bytes | None = None
+        self._kept: dict[str, bytes] = {}
         self._card_sent_at = -_CARD_SPACING
         self._hub = ""
         self._waiting_since: float | None = None
@@ -75,7 +78,7 @@ class Publisher:
             return False
         return self._waiting_since is None or time.monotonic() - self._waiting_since < HUB_SILENCE
 
-    def send(self, body: Card | Sample | End) -> None:
+    def send(self, body: Card | Sample | Device | End) -> None:
         """Queue a message and hand over what the hub takes at once. Never blocks, never raises."""
         if os.getpid() != self._owner:
             return
@@ -131,18 +134,18 @@ class Publisher:
         self._context = self._socket = None
         self._owner = -1
 
-    def _enqueue(self, body: Card | Sample | End) -> None:
-        kind = "card" if isinstance(body, Card) else "end" if isinstance(body, End) else "sample"
+    def _enqueue(self, body: Card | Sample | Device | End) -> None:
+        kind = _KINDS[type(body)]
         # A message that cannot be encoded or sent leaves its gap in the numbers.
         seq, self._seq = self._seq, self._seq + 1
         data = encode_body(body)
-        if kind == "card":
-            self._card = data
+        if kind in _KEPT:
+            self._kept[kind] = data
         self._append(kind, seq, data)
 
     def _append(self, kind: str, seq: int, data: bytes) -> None:
-        if kind == "card":
-            self._queue = deque(message for message in self._queue if message.kind != "card")
+        if kind in _KEPT:
+            self._queue = deque(message for message in self._queue if message.kind != kind)
         rank, pid, restart = self._life
         head = encode_header(Header(kind, rank, pid, restart, seq))
         self._queue.append(_Message(kind, seq, head, data))
@@ -241,9 +244,11 @@ class Publisher:
         self._retry = HUB_SILENCE
         self.problem = ""
         due = time.monotonic() - self._card_sent_at >= _CARD_SPACING
-        if self._card is not None and (replaced or ack.want_card) and due:
-            seq, self._seq = self._seq, self._seq + 1
-            self._append("card", seq, self._card)
+        if "card" in self._kept and (replaced or ack.want_card) and due:
+            for kind in _KEPT:
+                if kind in self._kept:
+                    seq, self._seq = self._seq, self._seq + 1
+                    self._append(kind, seq, self._kept[kind])
 
     def _require_hub(self) -> None:
         """Start a hub at first, and again whenever the one there has been silent for too long."""
