@@ -1,15 +1,19 @@
-"""Builds the stand-in libnvidia-ml.so.1 and steers it; see nvml_stub.c for what it can do."""
+"""Builds the stand-in libnvidia-ml.so.1 and steers it; see stub.h for what it can do."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
-SOURCE = Path(__file__).with_name("nvml_stub.c")
-GIB = 1 << 30
+from nvml_stub.hardware import device as device
+from nvml_stub.hardware import device_uuid as device_uuid
+
+SOURCES: Final = tuple(sorted(Path(__file__).parent.glob("*.c")))
 
 
 def compiler() -> str | None:
@@ -23,38 +27,13 @@ def build_library(folder: Path, without: tuple[str, ...] = ()) -> Path:
     if found is None:
         raise RuntimeError("no C compiler")
     folder.mkdir(parents=True, exist_ok=True)
-    flags = [f"-DWITHOUT_{name}" for name in without]
+    # A function that is left out gets a name that nobody looks for.
+    flags = [f"-D{name}=without_{name}" for name in without]
+    options = ["-shared", "-fPIC", "-O1", "-fvisibility=hidden", *flags]
     target = folder / "libnvidia-ml.so.1"
-    command = [found, "-shared", "-fPIC", "-O1", *flags, "-o", str(target), str(SOURCE), "-lpthread"]
+    command = [found, *options, "-o", str(target), *map(str, SOURCES), "-lpthread"]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     return folder
-
-
-def device_uuid(number: int) -> str:
-    """Return the UUID of device ``number`` as the stub's default has it."""
-    return f"GPU-{number:08x}-0000-0000-0000-{number:012x}"
-
-
-def device(number: int, **changes: object) -> dict[str, object]:
-    """Return the settings of a device that differ from those of every other, with ``changes``."""
-    total = 80 * GIB
-    settings: dict[str, object] = {
-        "uuid": device_uuid(number),
-        "name": f"NVIDIA Test {number}",
-        "index": number,
-        "total": total,
-        "reserved": 600 << 20,
-        "used": (10 + number) * GIB,
-        "free": total - (600 << 20) - (10 + number) * GIB,
-        "util": 50 + number,
-        "power": 300_000 + number,
-        "limit": 700_000,
-        "temp": 60 + number,
-        "sm": 1980 - number,
-        "mem": 2619,
-    }
-    settings.update(changes)
-    return settings
 
 
 @dataclass(slots=True)
@@ -89,25 +68,33 @@ class NvmlStub:
 
     def update(self, changes: dict[str, object]) -> None:
         """Change settings by their names; None takes one away."""
-        for key, value in changes.items():
-            if value is None:
-                self.settings.pop(key, None)
-            else:
-                self.settings[key] = value
+        self.settings.update(changes)
         self.write()
 
     def write(self) -> None:
         """Put the settings where the library reads them, in one step."""
         partial = self.steering.with_suffix(".new")
-        partial.write_text("".join(f"{key} {value}\n" for key, value in self.settings.items()), encoding="utf-8")
+        lines = (f"{key} {value}\n" for key, value in self.settings.items() if value is not None)
+        partial.write_text("".join(lines), encoding="utf-8")
         partial.replace(self.steering)
+
+    def call_lines(self, since: int = 0) -> tuple[list[tuple[float, str, int]], int]:
+        """Return (monotonic seconds, function, device or -1) of the calls since a place in the file, and the end."""
+        if not self.calls_file.exists():
+            return [], since
+        with self.calls_file.open("rb") as file:
+            file.seek(since)
+            data = file.read()
+        words = [line.split() for line in data.decode("ascii").splitlines()]
+        return [(float(when), name, int(number)) for when, name, number in words], since + len(data)
 
     def calls(self) -> list[tuple[float, str]]:
         """Return (monotonic seconds, function) of every call so far."""
-        if not self.calls_file.exists():
-            return []
-        pairs = [line.split() for line in self.calls_file.read_text(encoding="utf-8").splitlines()]
-        return [(float(when), name) for when, name in pairs]
+        return [(when, name) for when, name, _ in self.call_lines()[0]]
+
+    def counts(self) -> Counter[str]:
+        """Return how often each function has been called."""
+        return Counter(name for _, name, _ in self.call_lines()[0])
 
     def environment(self) -> dict[str, str]:
         """Return the environment for a client process."""

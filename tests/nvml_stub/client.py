@@ -32,6 +32,9 @@ def serve(probes: list[DeviceProbe], order: dict[str, Any]) -> dict[str, Any]:
         probes.append(open_device(None))
     elif order["do"] == "read":
         result = asdict(probes[order["probe"]].read())
+    elif order["do"] == "detail":
+        detail = probes[order["probe"]].detail()
+        result = {} if detail is None else asdict(detail)
     elif order["do"] == "identity":
         result = asdict(probes[order["probe"]].identity())
     elif order["do"] == "close":

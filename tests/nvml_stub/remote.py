@@ -52,6 +52,11 @@ class Client:
         result: dict[str, Any] = self.tell("read", probe=probe)["result"]
         return result
 
+    def detail(self, probe: int) -> dict[str, Any]:
+        """Return the detail as a dictionary, empty while there is none."""
+        result: dict[str, Any] = self.tell("detail", probe=probe)["result"]
+        return result
+
     def identity(self, probe: int) -> dict[str, Any]:
         """Return the device's identity as a dictionary."""
         result: dict[str, Any] = self.tell("identity", probe=probe)["result"]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nvml_stub.build import GIB, NvmlStub, build_library, device, device_uuid
+from nvml_stub.build import NvmlStub, build_library
+from nvml_stub.hardware import GIB, device, device_uuid
 from nvml_stub.remote import PROMPT, Client
 
 from ranktop.probes.device import locate, uuid_names
