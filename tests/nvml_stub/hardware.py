@@ -53,6 +53,7 @@ def _identity(number: int) -> Settings:
         "uuid": device_uuid(number),
         "name": f"NVIDIA Test {number}",
         "index": number,
+        "minor": number,
         "pci": f"00000000:{0x10 + number:02X}:00.0",
         "numa": number // 4,
     }

@@ -125,3 +125,8 @@ NVML Ret nvmlDeviceGetNumaNodeId(Device *device, uint *node) {
   BEGIN(device);
   return leave(give_uint(device->number, "numa", node));
 }
+
+NVML Ret nvmlDeviceGetMinorNumber(Device *device, uint *minor) {
+  BEGIN(device);
+  return leave(give_uint(device->number, "minor", minor));
+}

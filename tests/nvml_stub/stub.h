@@ -8,7 +8,7 @@
  *   init.ret 18  init.sleep 8      return code of nvmlInit and the seconds it takes
  *
  *   d0.uuid d0.name                %xx escapes a byte
- *   d0.index d0.pci d0.numa        index among whole GPUs, 00000000:81:00.0, node
+ *   d0.index .minor .pci .numa     index among whole GPUs, number of /dev/nvidia<minor>, 00000000:81:00.0, node
  *   d0.total .used .free .reserved bytes, as memory info v2 has them (v1 counts reserved as used)
  *   d0.util .memutil .fan          percent
  *   d0.power .limit .limit_min .limit_max .limit_default    mW
