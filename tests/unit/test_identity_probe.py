@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranktop.budget.terms import CATEGORIES, Memory
 from ranktop.probes.identity import SHOWN_WITH, at_moment, compose
-from ranktop.probes.reading import AllocatorReading, DeviceReading, Resident
+from ranktop.probes.processes import own
+from ranktop.probes.reading import DEVICE_STATES, AllocatorReading, DeviceProcess, DeviceReading, Resident
 
 MIB = 1 << 20
 STATES = Resident(parameters=100, gradients=100, optimizer=200, buffers=10)
@@ -41,7 +46,7 @@ def test_a_cuda_device_by_hand() -> None:
 
 
 def test_on_a_host_the_baseline_is_runtime() -> None:
-    allocator = AllocatorReading(allocated=1_000, reserved=1_500, baseline=300)
+    allocator = AllocatorReading(allocated=1_000, reserved=1_500, baseline=300, backend="malloc")
     memory, reasons = compose(allocator, STATES, device())
     assert parts(memory) == {"activations": 290, "cache": 500, "runtime": 800, "other": 4_000, "free": 4_000}
     assert reasons == {}
@@ -96,7 +101,7 @@ def test_a_driver_that_counts_less_than_the_allocator_is_not_believed() -> None:
 
 def test_pages_of_a_host_that_were_never_touched_take_no_room() -> None:
     # 1500 reserved beyond the baseline, 1100 of them resident: 400 were never touched.
-    allocator = AllocatorReading(allocated=1_100, reserved=1_600, baseline=100)
+    allocator = AllocatorReading(allocated=1_100, reserved=1_600, baseline=100, backend="malloc")
     memory, reasons = compose(allocator, STATES, device(process=1_100))
     assert parts(memory) == {"activations": 590, "cache": 100, "runtime": 0, "other": 4_900, "free": 4_000}
     assert "400 bytes" in reasons["cache"]
@@ -113,7 +118,7 @@ def test_pages_of_a_host_that_were_never_touched_take_no_room() -> None:
 
 def test_tensors_outside_malloc_come_out_of_runtime() -> None:
     # 410 bytes of tensors, 300 in malloc's count beyond the baseline: the other 110 lie in a mapping of the process.
-    allocator = AllocatorReading(allocated=400, reserved=700, baseline=100)
+    allocator = AllocatorReading(allocated=400, reserved=700, baseline=100, backend="malloc")
     memory, reasons = compose(allocator, STATES, device(process=2_000))
     assert parts(memory) == {"activations": 0, "cache": 300, "runtime": 1_290, "other": 4_000, "free": 4_000}
     assert "110 bytes" in reasons["activations"]
@@ -122,7 +127,7 @@ def test_tensors_outside_malloc_come_out_of_runtime() -> None:
 
 def test_file_pages_that_count_as_available_are_this_process_s() -> None:
     # The system says 1500 in use by all, this process has 2000 resident: 500 of its pages could be taken back.
-    allocator = AllocatorReading(allocated=1_100, reserved=1_600, baseline=100)
+    allocator = AllocatorReading(allocated=1_100, reserved=1_600, baseline=100, backend="malloc")
     memory, reasons = compose(allocator, STATES, device(free=8_500))
     assert parts(memory) == {"activations": 590, "cache": 500, "runtime": 500, "other": 0, "free": 8_000}
     assert "500 bytes" in reasons["free"]
@@ -173,6 +178,124 @@ def test_a_moment_whose_allocator_was_not_read() -> None:
     assert all(name in reasons for name in CATEGORIES if getattr(memory, name) is None)
 
 
+GIB = 1 << 30
+TOTAL = 80 * GIB
+LOST = "the GPU is lost (NVML 15)"
+NATIVE = AllocatorReading(allocated=20 * GIB, reserved=24 * GIB, backend="native")
+HELD = Resident(parameters=4 * GIB, gradients=4 * GIB, optimizer=8 * GIB, buffers=GIB)
+
+
+def reading(**changes: Any) -> DeviceReading:
+    """A GPU of 80 GiB, 30 in use: 26 by this process, 1 by the driver."""
+    values = {
+        "total": TOTAL, "used": 30 * GIB, "free": 50 * GIB, "reserved": GIB, "process_used": 26 * GIB,
+        "processes": (DeviceProcess(7, 26 * GIB), DeviceProcess(8, 3 * GIB)), "process_pid": 7,
+    }  # fmt: skip
+    return DeviceReading(**{**values, **changes})
+
+
+def no_process(words: str, **changes: Any) -> DeviceReading:
+    return reading(process_used=None, process_pid=None, reasons={"process_used": words}, **changes)
+
+
+def malloc(allocated: int, reserved: int) -> AllocatorReading:
+    return AllocatorReading(allocated=allocated, reserved=reserved, baseline=GIB, backend="malloc")
+
+
+def silent(backend: str, *names: str) -> AllocatorReading:
+    words = dict.fromkeys(names, f"the {backend} allocator does not tell")
+    told: dict[str, Any] = {"allocated": 20 * GIB, "reserved": 24 * GIB, **dict.fromkeys(names)}
+    return AllocatorReading(**told, backend=backend, reasons=words)
+
+
+FOREIGN = DeviceProcess(4_100_001, 26 * GIB)
+OLD = {"state": "no answer", "age": 400.0}
+CONDITIONS: dict[str, tuple[AllocatorReading, DeviceReading, tuple[int | None, ...]]] = {
+    # activations, cache, runtime, other, free in GiB
+    "memory info v2": (NATIVE, reading(), (3, 4, 2, 4, 50)),
+    "memory info v1": (NATIVE, reading(reserved=None, reasons={"reserved": "v1 counts it as used"}), (3, 4, 2, 4, 50)),
+    "a MIG instance smaller than what is held": (
+        replace(NATIVE, allocated=6 * GIB, reserved=7 * GIB),
+        reading(total=10 * GIB, used=8 * GIB, free=2 * GIB, process_used=7 * GIB + GIB // 2),
+        (None, None, None, None, None),
+    ),
+    "unified memory": (
+        NATIVE, no_process("the driver has none", total=119 * GIB, used=40 * GIB, free=79 * GIB, reserved=None),
+        (3, 4, None, 16, 79),
+    ),
+    "unified memory, process known": (
+        NATIVE, reading(total=119 * GIB, used=40 * GIB, free=79 * GIB, reserved=None), (3, 4, 2, 14, 79)
+    ),
+    "WSL": (NATIVE, no_process("WSL does not tell", processes=(DeviceProcess(7, None),)), (3, 4, None, 6, 50)),
+    "a foreign PID namespace": (NATIVE, no_process("not listed", processes=(FOREIGN,)), (3, 4, 2, 4, 50)),
+    "two that may be this one": (
+        NATIVE, no_process("not listed", processes=(FOREIGN, replace(FOREIGN, pid=9))), (3, 4, None, 6, 50)
+    ),
+    "processes refused": (NATIVE, no_process("no permission (NVML 4)", processes=None), (3, 4, None, 6, 50)),
+    "a hung driver": (replace(NATIVE, allocated=21 * GIB, reserved=25 * GIB), reading(**OLD), (4, 4, 1, 4, 50)),
+    "a hung driver, allocator grown past it": (
+        replace(NATIVE, allocated=21 * GIB, reserved=40 * GIB), reading(**OLD), (4, 19, None, 0, 40)
+    ),
+    "a lost device": (
+        NATIVE,
+        DeviceReading(state="lost", reasons=dict.fromkeys(("total", "used", "free", "process_used"), LOST)),
+        (3, 4, None, None, None),
+    ),
+    "memory refused, processes not": (
+        NATIVE,
+        reading(total=None, used=None, free=None, reserved=None, reasons=dict.fromkeys(("total", "free"), "refused")),
+        (3, 4, 2, None, None),
+    ),
+    "cudaMallocAsync": (silent("cudaMallocAsync"), reading(), (3, 4, 2, 4, 50)),
+    "cudaMallocAsync, reserved unknown": (silent("cudaMallocAsync", "reserved"), reading(), (3, None, 6, 4, 50)),
+    "a pluggable allocator": (silent("pluggable", "allocated", "reserved"), reading(), (None, None, 9, 4, 50)),
+    "a pluggable allocator in a foreign PID namespace": (
+        silent("pluggable", "allocated", "reserved"), no_process("not listed", processes=(FOREIGN,)),
+        (None, None, None, 13, 50),
+    ),
+    "a CPU job beside a GPU": (malloc(20 * GIB, 22 * GIB), reading(), (2, 2, 5, 4, 50)),
+    "a CPU job beside a GPU that it is not on": (
+        malloc(20 * GIB, 22 * GIB), no_process("not in the driver's list"), (2, 2, None, 9, 50)
+    ),
+    "a host": (malloc(20 * GIB, 22 * GIB), reading(reserved=None, processes=None), (2, 2, 5, 4, 50)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_the_identity_adds_up_under(condition: str) -> None:
+    allocator, device_reading, wanted = CONDITIONS[condition]
+    memory, reasons = compose(allocator, HELD, own(device_reading, allocator, (7, 70), lambda pid: False))
+    assert tuple(None if size is None else size / GIB for size in parts(memory).values()) == wanted
+    sizes = memory.by_category()
+    assert all(size >= 0 for size in sizes.values() if size is not None)
+    unknown = [name for name, size in memory.as_dict().items() if size is None]
+    assert all(reasons[name] for name in unknown)
+    told_elsewhere = all(SHOWN_WITH in reasons[name] for name in unknown)
+    assert memory.total == device_reading.total
+    if told_elsewhere and memory.total is not None:
+        assert add_up(memory) == memory.total
+    else:
+        assert not {reasons[name] for name in unknown}.isdisjoint(BEYOND), "only these are not to be added up"
+
+
+BEYOND = {LOST, "refused", f"the tensors ({17 * GIB} bytes) exceed the device's {10 * GIB}"}
+
+
+def test_words_of_a_driver_that_hangs_say_how_old_its_number_is() -> None:
+    allocator, device_reading, _ = CONDITIONS["a hung driver, allocator grown past it"]
+    reasons = compose(allocator, HELD, device_reading)[1]
+    assert "(read 400 s ago)" in reasons["runtime"]
+
+
+def test_a_mig_instance_whose_tensors_fit() -> None:
+    allocator = AllocatorReading(allocated=6 * GIB, reserved=7 * GIB, backend="native")
+    instance = reading(total=10 * GIB, used=8 * GIB, free=2 * GIB, process_used=7 * GIB + GIB // 2)
+    memory, reasons = compose(allocator, Resident(GIB, GIB, 2 * GIB, 0), instance)
+    assert tuple(parts(memory).values()) == (2 * GIB, GIB, GIB // 2, GIB // 2, 2 * GIB)
+    assert add_up(memory) == memory.total
+    assert reasons == {}
+
+
 sizes = st.integers(min_value=0, max_value=1 << 40)
 maybe = st.none() | sizes
 
@@ -181,10 +304,18 @@ maybe = st.none() | sizes
 def readings(draw: st.DrawFn) -> tuple[AllocatorReading, Resident, DeviceReading]:
     total = draw(maybe)
     free = draw(st.none() | st.integers(0, total)) if total is not None else None
-    allocator = AllocatorReading(allocated=draw(maybe), reserved=draw(maybe), baseline=draw(st.just(0) | sizes))
+    backend = draw(st.sampled_from(("", "native", "cudaMallocAsync", "pluggable", "malloc")))
+    allocator = AllocatorReading(
+        allocated=draw(maybe), reserved=draw(maybe), baseline=draw(st.just(0) | sizes), backend=backend
+    )
     resident = Resident(draw(maybe), draw(maybe), draw(maybe), draw(maybe))
-    reading = DeviceReading(total=total, free=free, process_used=draw(maybe))
-    return allocator, resident, reading
+    reserved = draw(st.none() | st.integers(0, total - (free or 0))) if total is not None else None
+    listed = draw(st.none() | st.lists(st.builds(DeviceProcess, st.integers(1, 99), maybe), max_size=4).map(tuple))
+    reading = DeviceReading(
+        total=total, free=free, reserved=reserved, process_used=draw(maybe), processes=listed,
+        age=draw(st.sampled_from((0.0, 400.0))), state=draw(st.sampled_from(DEVICE_STATES)),
+    )  # fmt: skip
+    return allocator, resident, own(reading, allocator, (1, 2), lambda pid: pid % 2 == 0)
 
 
 @settings(max_examples=300, deadline=None)

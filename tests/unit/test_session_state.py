@@ -358,22 +358,3 @@ def test_a_snapshot_with_copied_history_stands_still() -> None:
     assert frozen.ranks[0].history is not None
     assert len(live.ranks[0].history) > len(frozen.ranks[0].history)
     assert frozen.ranks[0].sample is live.ranks[0].sample
-
-
-def test_the_culprit_is_the_first_that_was_not_told_to_go() -> None:
-    clock = FakeClock()
-    session = Session(clock)
-    session.feed([message(rank, Sample(rank=rank, step=1, step_age=0.1)) for rank in range(4)])
-    assert session.snapshot().culprit() is None
-    session.feed(
-        [
-            message(3, End(rank=3, how="exit", code=0), age=9.0),
-            message(0, End(rank=0, how="signal", code=15), age=3.0),
-            message(1, End(rank=1, how="exception", code=1, detail="ValueError: x"), age=1.0),
-            message(2, End(rank=2, how="signal", code=9), age=2.0),
-        ]
-    )
-    culprit = session.snapshot().culprit()
-    assert culprit is not None
-    assert culprit.rank == 2
-    assert session.state() == "ended"

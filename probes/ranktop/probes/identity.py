@@ -5,7 +5,7 @@ The parts are the gaps between levels that lie one within the other::
     states + buffers  <=  allocated  <=  reserved  <=  this process  <=  everybody  <=  total
                   activations      cache       runtime           other         free
 
-On a host what malloc held before the script ran (the baseline) belongs to runtime, so it is taken off
+With malloc (a CPU job) what it held before the script ran (the baseline) belongs to runtime, so it is taken off
 ``allocated`` and ``reserved``.
 
 A level that could not be read merges the gaps on its two sides: their sum is shown in one of them, the
@@ -45,7 +45,10 @@ class _Levels:
     notes: dict[str, str]
     """category or source -> what is to be said of it."""
     host: bool
+    """The allocator is malloc, which is given pages when they are touched."""
     total: int | None
+    age: float = 0.0
+    """Seconds by which the device's levels are older than the allocator's."""
     missing: list[str] = field(default_factory=list)
     """Categories of tensors whose size is unknown."""
 
@@ -110,6 +113,8 @@ def _read(
         ("total", device.reasons),
     ):
         notes[name] = reasons.get(name, "")
+    if device.process_used is not None and notes["process_used"]:
+        notes["runtime"] = notes["process_used"]
     used = None if device.total is None or device.free is None else device.total - device.free
     levels = _Levels(
         at=[
@@ -121,8 +126,9 @@ def _read(
             device.total,
         ],
         notes=notes,
-        host=baseline > 0,
+        host=allocator.backend == "malloc",
         total=device.total,
+        age=device.ages.get("process_used", device.age),
         missing=[name for name, size in sizes.items() if size is None],
     )
     return levels
@@ -178,7 +184,9 @@ def _fit_process(levels: _Levels) -> None:
         return
     if not levels.host:
         levels.at[3] = None
-        levels.notes["process_used"] = "the driver counts less for this process than its allocator holds"
+        levels.notes.pop("runtime", None)
+        read = f" (read {levels.age:.0f} s ago)" if levels.age >= 2.0 else ""
+        levels.notes["process_used"] = f"the driver counts less for this process{read} than its allocator holds"
         return
     untouched = reserved - process
     levels.at[2] = held = max(states, process)

@@ -21,6 +21,11 @@ STALL_SECONDS: Final = 10.0
 STALL_STEPS: Final = 3
 """A job stalls when no rank finished a step within the larger of these: seconds, usual steps."""
 
+NOTICED_WITHIN: Final = 5.0
+"""Seconds by which the hub may notice the end of a killed process later than its peers fail because of it."""
+
+_CONSEQUENCES: Final = (signal.SIGTERM, signal.SIGABRT, signal.SIGINT)
+
 MOST_MISSING: Final = 65536
 """World size up to which ranks that were never seen are listed."""
 
@@ -61,10 +66,17 @@ class Snapshot:
     def culprit(self) -> RankView | None:
         """Return the rank whose end broke the job: the first that did not end by itself, None when all did.
 
-        A launcher ends the others with SIGTERM, so that one counts only when there is no other.
+        A launcher ends the others with SIGTERM, so that one counts only when there is no other. A rank that was killed
+        or vanished goes before those that failed shortly before it was missed: its peers notice at once, in the
+        collective that it leaves, the hub somewhat later.
         """
         broken = [view for view in self.ranks if view.end is not None and view.state != "ended"]
-        return min(broken, key=lambda view: (_told_to_go(view), view.ended or 0.0), default=None)
+        first = min(broken, key=lambda view: (_told_to_go(view), view.ended or 0.0), default=None)
+        if first is None or first.state != "failed":
+            return first
+        latest = (first.ended or 0.0) + NOTICED_WITHIN
+        struck = [view for view in broken if _struck(view) and (view.ended or 0.0) <= latest]
+        return min(struck, key=lambda view: view.ended or 0.0, default=first)
 
     @property
     def world_size(self) -> int:
@@ -74,6 +86,15 @@ class Snapshot:
 
 def _told_to_go(view: RankView) -> bool:
     return view.end is not None and view.end.how == "signal" and view.end.code == signal.SIGTERM
+
+
+def _struck(view: RankView) -> bool:
+    """Tell whether a process was ended from outside or by a fault of its own, and not by what its peers did.
+
+    SIGABRT is how a library gives up, so it may be a consequence as well.
+    """
+    signalled = view.end is not None and view.end.how == "signal"
+    return view.state == "vanished" or (signalled and view.end is not None and view.end.code not in _CONSEQUENCES)
 
 
 class Session:
