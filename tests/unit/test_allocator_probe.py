@@ -1,10 +1,8 @@
-"""The allocators: malloc against bytes that are really allocated, torch's against the dictionaries that it returns."""
+"""The host's allocator: malloc against bytes that are really allocated; and which allocator a device has."""
 
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,15 +14,17 @@ import pytest
 from ranktop.probes.allocator import (
     CudaAllocator,
     HostAllocator,
-    expandable_segments,
     open_allocator,
-    parse_statistics,
 )
 from ranktop.probes.host import HostDevice
 from ranktop.probes.identity import compose
-from ranktop.probes.reading import AllocatorReading, Resident
+from ranktop.probes.reading import Resident
 
 MIB = 1 << 20
+COUNTERS = (
+    "allocated", "reserved", "peak_allocated", "active", "requested", "segments", "inactive_split", "retries", "ooms",
+    "largest_free",
+)  # fmt: skip
 glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
 
 
@@ -94,7 +94,8 @@ def test_the_identity_of_this_process_adds_up_whatever_it_has_touched() -> None:
 @glibc
 def test_what_malloc_does_not_count_is_named() -> None:
     reading = HostAllocator().read()
-    assert set(reading.reasons) == {"peak_allocated", "inactive_split", "retries", "ooms"}
+    assert reading.backend == "malloc"
+    assert set(reading.reasons) == set(COUNTERS) - {"allocated", "reserved"}
     assert all(getattr(reading, name) is None for name in reading.reasons)
 
 
@@ -132,155 +133,6 @@ def test_another_malloc_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     reading = HostAllocator().read()
     assert reading.allocated is None
     assert "jemalloc" in reading.reasons["reserved"]
-
-
-def stat(current: int, peak: int) -> dict[str, int]:
-    return {"current": current, "peak": peak, "allocated": peak * 3, "freed": peak * 3 - current}
-
-
-def pools(current: int, peak: int) -> dict[str, dict[str, int]]:
-    return {"all": stat(current, peak), "small_pool": stat(0, 0), "large_pool": stat(current, peak)}
-
-
-def nested(**changes: Any) -> dict[str, Any]:
-    """What ``torch._C._cuda_memoryStats`` returns (torch/csrc/cuda/Module.cpp, ``memoryStats``)."""
-    names = ("allocation", "segment", "active", "inactive_split", "active_bytes", "requested_bytes")
-    return {
-        "num_alloc_retries": 2,
-        "num_ooms": 1,
-        "max_split_size": -1,
-        "num_sync_all_streams": 0,
-        "num_device_alloc": 12,
-        "num_device_free": 3,
-        **{name: pools(7, 9) for name in names},
-        "allocated_bytes": pools(600 * MIB, 900 * MIB),
-        "reserved_bytes": pools(1024 * MIB, 2048 * MIB),
-        "inactive_split_bytes": pools(30 * MIB, 40 * MIB),
-        "oversize_allocations": stat(0, 0),
-        "oversize_segments": stat(0, 0),
-        **changes,
-    }
-
-
-def flat(stats: dict[str, Any], prefix: str = "") -> dict[str, int]:
-    """What ``torch.cuda.memory_stats`` makes of it."""
-    found: dict[str, int] = {}
-    for key, value in stats.items():
-        found.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
-    return found
-
-
-@pytest.mark.parametrize("shape", [nested(), flat(nested())], ids=["nested", "flat"])
-def test_torchs_statistics(shape: dict[str, Any]) -> None:
-    assert parse_statistics(shape) == AllocatorReading(
-        allocated=600 * MIB,
-        reserved=1024 * MIB,
-        peak_allocated=900 * MIB,
-        inactive_split=30 * MIB,
-        retries=2,
-        ooms=1,
-    )
-
-
-def test_zeros_of_torchs_statistics_are_values() -> None:
-    nothing = nested(
-        num_alloc_retries=0,
-        num_ooms=0,
-        allocated_bytes=pools(0, 0),
-        reserved_bytes=pools(0, 0),
-        inactive_split_bytes=pools(0, 0),
-    )
-    assert parse_statistics(nothing) == AllocatorReading(0, 0, 0, 0, 0, 0)
-
-
-def test_what_another_allocator_leaves_at_zero_is_unknown() -> None:
-    reading = parse_statistics(nested(num_alloc_retries=0, num_ooms=0), "cudaMallocAsync")
-    assert (reading.allocated, reading.reserved, reading.peak_allocated) == (600 * MIB, 1024 * MIB, 900 * MIB)
-    assert (reading.inactive_split, reading.retries, reading.ooms) == (None, None, None)
-    assert set(reading.reasons) == {"inactive_split", "retries", "ooms"}
-    assert "cudaMallocAsync" in reading.reasons["ooms"]
-
-
-def test_expandable_segments_leave_the_split_unknown() -> None:
-    reading = parse_statistics(nested(), expandable=True)
-    assert reading.inactive_split is None
-    assert reading.reasons == {"inactive_split": "not counted with expandable segments"}
-
-
-def test_statistics_of_an_older_torch_lack_only_what_they_lack() -> None:
-    stats = nested()
-    del stats["num_ooms"], stats["inactive_split_bytes"]
-    reading = parse_statistics(stats)
-    assert (reading.allocated, reading.retries) == (600 * MIB, 2)
-    assert set(reading.reasons) == {"ooms", "inactive_split"}
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "on"),
-    [
-        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", True),
-        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64, expandable_segments : true", True),
-        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False", False),
-        ("PYTORCH_CUDA_ALLOC_CONF", "", False),
-    ],
-)
-def test_expandable_segments_in_the_environment(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, on: bool
-) -> None:
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    monkeypatch.setenv(name, value)
-    assert expandable_segments() is on
-
-
-def torch_with(statistics: Any, backend: str = "native") -> SimpleNamespace:
-    cuda = SimpleNamespace(is_initialized=lambda: True, get_allocator_backend=lambda: backend)
-    return SimpleNamespace(cuda=cuda, _C=SimpleNamespace(_cuda_memoryStats=statistics))
-
-
-def test_the_statistics_of_the_right_device_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def statistics(index: int) -> dict[str, Any]:
-        asked.append(index)
-        return nested()
-
-    monkeypatch.setitem(sys.modules, "torch", torch_with(statistics))
-    probe = CudaAllocator(3)
-    assert probe.quick() == (600 * MIB, 1024 * MIB)
-    assert probe.read().retries == 2
-    assert asked == [3, 3]
-
-
-def test_a_pluggable_allocator_gives_nothing_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def statistics(_index: int) -> dict[str, Any]:
-        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats. If you need it ...")
-
-    monkeypatch.setitem(sys.modules, "torch", torch_with(statistics, "pluggable"))
-    probe = CudaAllocator(0)
-    assert probe.quick() == (None, None)
-    reading = probe.read()
-    assert reading.allocated is None
-    assert reading.reasons["reserved"] == "the pluggable allocator gives no statistics"
-
-
-def test_looking_never_initialises_cuda_nor_imports_torch() -> None:
-    program = (
-        "import sys; from ranktop.probes.allocator import CudaAllocator; probe = CudaAllocator(0);"
-        "assert probe.quick() == (0, 0); assert probe.read().allocated == 0; assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-
-
-def test_a_torch_that_has_not_touched_cuda_holds_nothing() -> None:
-    import torch
-
-    if torch.cuda.is_initialized():
-        pytest.skip("CUDA is in use in this process")
-    probe = open_allocator(torch.device("cuda", 0))
-    assert isinstance(probe, CudaAllocator)
-    assert probe.read() == AllocatorReading(0, 0, 0, 0, 0, 0)
-    assert not torch.cuda.is_initialized()
 
 
 def test_the_device_decides_which_allocator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,24 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from ranktop.probes.allocator_settings import expandable_segments
+from ranktop.probes.cuda_allocator import CudaAllocator, parse_statistics
 from ranktop.probes.reading import AllocatorProbe, AllocatorReading
 
 if TYPE_CHECKING:
     import torch
+
+__all__ = [
+    "CudaAllocator",
+    "HostAllocator",
+    "cuda_index",
+    "expandable_segments",
+    "open_allocator",
+    "parse_statistics",
+]
 
 _MALLINFO_FIELDS: Final = (
     "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
@@ -33,6 +44,9 @@ class _Mallinfo(ctypes.Structure):
 
 _OTHER_MALLOCS: Final = {"mallctl": "jemalloc", "mi_version": "mimalloc", "tc_version": "tcmalloc"}
 """Symbol that a replacement of malloc brings into the process -> its name."""
+_NOT_COUNTED: Final = (
+    "peak_allocated", "inactive_split", "retries", "ooms", "active", "requested", "segments", "largest_free",
+)  # fmt: skip
 _WRAP: Final = 1 << 32
 _CHEAP: Final = 0.001
 """CPU seconds; a look at malloc that takes longer is not made at every reading."""
@@ -102,7 +116,7 @@ class HostAllocator:
             cost = time.thread_time() - began
             self._rest_until = time.monotonic() + cost / _LOOKING_SHARE if cost > _CHEAP else 0.0
         allocated, reserved = self._last
-        reasons = dict.fromkeys(("peak_allocated", "inactive_split", "retries", "ooms"), "malloc does not count it")
+        reasons = dict.fromkeys(_NOT_COUNTED, "malloc does not count it")
         if allocated is None:
             reasons.update(dict.fromkeys(("allocated", "reserved"), self._why_not))
         return AllocatorReading(
@@ -110,6 +124,7 @@ class HostAllocator:
             reserved=reserved,
             baseline=self._baseline,
             reasons=reasons,
+            backend="malloc",
         )
 
     def _find(self) -> Callable[[], Any] | None:
@@ -144,115 +159,3 @@ def _data_bytes() -> int:
             return int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
-
-
-class CudaAllocator:
-    """Reads the allocator of one CUDA device; before CUDA is initialised all is 0, and it stays so."""
-
-    def __init__(self, index: int) -> None:
-        """``index`` is torch's, as in ``cuda:0``."""
-        self._index = index
-
-    def quick(self) -> tuple[int | None, int | None]:
-        """Return (allocated, reserved) in bytes, (None, None) where the allocator does not tell."""
-        torch = _initialized_torch()
-        if torch is None:
-            return 0, 0
-        try:
-            stats = _statistics(torch, self._index)
-        except (RuntimeError, AttributeError, TypeError, ValueError):
-            return None, None
-        return _number(stats, "allocated_bytes"), _number(stats, "reserved_bytes")
-
-    def read(self) -> AllocatorReading:
-        """Return all counters."""
-        torch = _initialized_torch()
-        if torch is None:
-            return AllocatorReading(0, 0, 0, 0, 0, 0)
-        backend = "native"
-        try:
-            backend = str(torch.cuda.get_allocator_backend())
-            return parse_statistics(_statistics(torch, self._index), backend, expandable_segments())
-        except (RuntimeError, AttributeError, TypeError, ValueError) as error:
-            return _nothing(backend, error)
-
-
-def parse_statistics(stats: Mapping[str, Any], backend: str = "native", expandable: bool = False) -> AllocatorReading:
-    """Return the counters in torch's statistics of one device, nested or flat (``torch.cuda.memory_stats``).
-
-    ``backend`` is ``torch.cuda.get_allocator_backend()``: an allocator other than the native one leaves at
-    zero what it does not count (c10/cuda/CUDAMallocAsyncAllocator.cpp); such zeros are None here.
-    ``expandable`` says that expandable segments are on.
-    """
-    native = backend == "native"
-    values = {
-        "allocated": _number(stats, "allocated_bytes"),
-        "reserved": _number(stats, "reserved_bytes"),
-        "peak_allocated": _number(stats, "allocated_bytes", "peak"),
-        "inactive_split": _number(stats, "inactive_split_bytes") if native and not expandable else None,
-        "retries": _counter(stats, "num_alloc_retries") if native else None,
-        "ooms": _counter(stats, "num_ooms") if native else None,
-    }
-    reasons = {}
-    for name, value in values.items():
-        if value is not None:
-            continue
-        if not native and name in ("inactive_split", "retries", "ooms"):
-            reasons[name] = f"the {backend} allocator does not count it"
-        elif name == "inactive_split" and expandable:
-            reasons[name] = "not counted with expandable segments"
-        else:
-            reasons[name] = "not in the statistics of this torch"
-    return AllocatorReading(
-        allocated=values["allocated"],
-        reserved=values["reserved"],
-        peak_allocated=values["peak_allocated"],
-        inactive_split=values["inactive_split"],
-        retries=values["retries"],
-        ooms=values["ooms"],
-        reasons=reasons,
-    )
-
-
-def expandable_segments() -> bool:
-    """Whether ``PYTORCH_CUDA_ALLOC_CONF`` or ``PYTORCH_ALLOC_CONF`` turns on expandable segments."""
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        options = os.environ.get(name, "").replace(" ", "").lower().split(",")
-        if "expandable_segments:true" in options:
-            return True
-    return False
-
-
-def _initialized_torch() -> Any:
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    # A torch that is still being imported has no cuda yet.
-    return torch if cuda is not None and cuda.is_initialized() else None
-
-
-def _statistics(torch: Any, index: int) -> Mapping[str, Any]:
-    read = getattr(torch._C, "_cuda_memoryStats", None)
-    if read is not None:
-        stats: Mapping[str, Any] = read(index)
-        return stats
-    flat: Mapping[str, Any] = torch.cuda.memory_stats(index)
-    return flat
-
-
-def _number(stats: Mapping[str, Any], name: str, which: str = "current") -> int | None:
-    nested = stats.get(name)
-    value = nested.get("all", {}).get(which) if isinstance(nested, Mapping) else stats.get(f"{name}.all.{which}")
-    return value if isinstance(value, int) else None
-
-
-def _counter(stats: Mapping[str, Any], name: str) -> int | None:
-    value = stats.get(name)
-    return value if isinstance(value, int) else None
-
-
-def _nothing(backend: str, error: Exception) -> AllocatorReading:
-    words = str(error).strip().splitlines()
-    first = words[0] if words else type(error).__name__
-    reason = f"the {backend} allocator gives no statistics" if backend == "pluggable" else f"not readable: {first}"
-    names = ("allocated", "reserved", "peak_allocated", "inactive_split", "retries", "ooms")
-    return AllocatorReading(reasons=dict.fromkeys(names, reason))
