@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from ranktop.budget.inventory import Inventory, Kind
@@ -14,7 +15,9 @@ from ranktop.probes.reading import DeviceIdentity, StepTimes
 from ranktop.tui.session.expected import difference
 from ranktop.tui.session.source import Received, Reset
 from ranktop.tui.session.state import Session
-from ranktop.tui.status import KEYS, end_line, job_json, job_line, print_table, rank_json, table_row
+from ranktop.tui.status import job_json, print_table
+from ranktop.tui.status_json import KEYS, rank_json
+from ranktop.tui.status_table import end_line, job_line, table_row
 from ranktop.wire.schema import Card, End, Header, Job, Sample, Table
 
 JOB = Job(id="abc", name="train\x1b[31m", world_size=3, launcher="torchrun")
@@ -32,6 +35,9 @@ RANK_KEYS = {
         "power",
         "temperature",
         "agent",
+        "allocator",
+        "strays",
+        "notes",
     ),
     *("age", "state", "end"),
 }
@@ -91,10 +97,8 @@ def test_values_are_those_of_the_peak_moment() -> None:
     assert rank["reasons"]["gradients"] == "now: shown together with activations"
     assert rank["reasons"]["runtime"].startswith("now: no permission")
     assert rank["reasons"]["cache"] == "expected: not part of a budget"
-    assert rank["device"] == {
-        **{"kind": "cuda", "uuid": "GPU-1", "name": "H100", "total": 2810},
-        **{"torch_index": None, "nvml_index": None},
-    }
+    known = {"kind": "cuda", "uuid": "GPU-1", "name": "H100", "total": 2810, "torch_index": None, "nvml_index": None}
+    assert {key: rank["device"][key] for key in known} == known
     assert rank["step"]["seconds"] == pytest.approx(0.5)
     assert rank["end"] is None
 
@@ -104,10 +108,21 @@ def test_how_far_a_right_measurement_may_be_off_stands_beside_what_is_expected()
     view = snapshot.ranks[0]
     exact, near, guess = Amount(1000, slack=3), Amount(1000, within=0.02), Amount(7, within=None)
     amounts = {"parameters": exact, "activations": near, "runtime": guess}
-    told = rank_json(replace(view, budget=Budget({view.peak or "": amounts})))
+    told = rank_json(replace(view, budget=Budget({view.peak or "": amounts})), snapshot)
     assert told["tolerance"] == {"parameters": 3, "activations": 20, "runtime": None}
     for amount, measured, delta in ((exact, 1003, 0), (exact, 1004, 4), (near, 979, -21), (guess, 9, None)):
         assert difference(measured, amount) == delta
+
+
+def test_how_a_known_value_was_come_by_stands_apart_from_why_others_are_unknown() -> None:
+    found = session()
+    sample = found.ranks[0].sample
+    assert sample is not None
+    said = {"activations": "less 5 bytes that were never touched", "gradients": "shown together with activations"}
+    found.feed([Received(Header("sample", 0, 10, 0, 2), msgspec.structs.replace(sample, reasons=said), 0.0, 4)])
+    rank = job_json(found.snapshot())["ranks"][0]
+    assert rank["notes"] == {"activations": said["activations"]}
+    assert "activations" not in rank["reasons"] or said["activations"] not in rank["reasons"]["activations"]
 
 
 def test_a_killed_and_a_missing_rank_say_so() -> None:

@@ -86,6 +86,11 @@ class HubSource:
             return False
         return bool(self._socket.poll(int(timeout * 1000)))
 
+    @property
+    def caught_up(self) -> bool:
+        """Whether the whole snapshot has been drained; a long one comes in several batches."""
+        return self._since >= 0
+
     def link(self) -> Link:
         """Return the state of the connection."""
         age = None if self._answered_at is None else max(0.0, self._clock() - self._answered_at)

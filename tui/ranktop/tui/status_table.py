@@ -1,0 +1,116 @@
+"""What ``ranktop status`` prints for people: a table per job, and below it what is wrong."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from typing import Final
+
+from ranktop.budget.terms import STATES
+from ranktop.tui.session.expected import difference
+from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.state import Session, Snapshot
+from ranktop.tui.status_json import BUDGETABLE, strategy_json
+from ranktop.wire.codec import clean
+
+
+def print_table(sessions: Sequence[Session]) -> None:
+    """Print a table per job, wide enough for its columns."""
+    from rich.console import Console
+    from rich.table import Table
+
+    width = max(shutil.get_terminal_size().columns, 118)
+    console = Console(width=width, markup=False, emoji=False, highlight=False)
+    for session in sessions:
+        snapshot = session.snapshot()
+        console.print(job_line(snapshot))
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for name in COLUMNS:
+            table.add_column(name, justify="left" if name in {"node", "moment", "state"} else "right", no_wrap=True)
+        for view in snapshot.ranks:
+            table.add_row(*table_row(view))
+        console.print(table)
+        for line in troubles(snapshot):
+            console.print(line, soft_wrap=True)
+        console.print(f"{FOOTNOTE}\n")
+
+
+FOOTNOTE: Final = (
+    "MiB at each rank's peak moment; Δ: measured - expected, over what is budgeted; 0: within the rules' error"
+)
+
+COLUMNS: Final = (
+    *("rank", "node", "param", "grad", "optim", "activ", "buffers", "cache", "runtime", "Δ", "util", "step", "s/step"),
+    *("moment", "state"),
+)
+
+
+def job_line(snapshot: Snapshot) -> str:
+    """Return one line about the job."""
+    job = snapshot.job
+    if job is None:
+        return "a job that has said nothing yet"
+    words = strategy_json(snapshot).get("words") or "no model seen yet"
+    seen = sum(view.state != "missing" for view in snapshot.ranks)
+    ranks = f"{seen}/{snapshot.world_size} ranks"
+    return clean(f"{job.name} ({job.id})  {words}  {ranks}  step {snapshot.step}  {snapshot.state}")
+
+
+def table_row(view: RankView) -> list[str]:
+    """Return the cells of one rank."""
+    memory = view.memory(view.peak)
+    amounts = view.budget.at(view.peak) if view.budget and view.peak else {}
+    deltas = [difference(getattr(memory, name), amounts.get(name)) for name in BUDGETABLE] if memory else []
+    known = [delta for delta in deltas if delta is not None]
+    last = view.steps[-1] if view.steps else None
+    sample = view.sample
+    parts = (*STATES, "activations", "buffers", "cache", "runtime")
+    return [
+        str(view.rank),
+        clean(view.card.node)[:20] if view.card else "–",
+        *(_mib(getattr(memory, name) if memory else None) for name in parts),
+        _mib(sum(known), signed=True) if known else "–",
+        f"{sample.device.utilization}%" if sample and sample.device.utilization is not None else "–",
+        str(sample.step) if sample else "–",
+        f"{last.seconds:.3g}" if last and last.seconds is not None else "–",
+        (view.peak or "–").replace("_", " "),
+        view.state + _age(view),
+    ]
+
+
+def troubles(snapshot: Snapshot) -> list[str]:
+    """Return a line for each rank that did not end by itself, whose device is not well or holds other ranks."""
+    from ranktop.tui.view.device_words import strangers, stray_sentence, trouble_sentence
+    from ranktop.tui.view.gauges import Gauges
+
+    lines: list[str] = []
+    crowded = strangers(snapshot)
+    for view in snapshot.ranks:
+        if view.end is not None and view.state != "ended":
+            lines.append(end_line(view))
+        gauges = Gauges.of(view)
+        if view.state.startswith("device ") and gauges is not None:
+            lines.append(clean(f"rank {view.rank}: {trouble_sentence(gauges)}"))
+        if view.rank in crowded:
+            lines.append(clean(f"rank {view.rank}: {stray_sentence(crowded[view.rank])}"))
+    return lines
+
+
+def end_line(view: RankView) -> str:
+    """Return one line about how a rank ended."""
+    from ranktop.tui.view.status import what_went_wrong
+
+    assert view.end is not None
+    code = "" if view.end.code is None else f" (code {view.end.code})"
+    detail = what_went_wrong(view.end.detail)
+    return clean(f"rank {view.rank} {view.state}{code}{': ' + detail if detail else ''}")
+
+
+def _age(view: RankView) -> str:
+    return f", {view.age:.0f} s old" if view.stale and view.age is not None else ""
+
+
+def _mib(size: int | None, *, signed: bool = False) -> str:
+    if size is None:
+        return "–"
+    return f"{size / 2**20:{'+' if signed and size else ''}.1f}"
