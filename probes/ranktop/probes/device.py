@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ranktop.probes.allocator import cuda_index
@@ -15,49 +18,63 @@ if TYPE_CHECKING:
     import torch
 
 
-def open_device(torch_device: torch.device | None) -> DeviceProbe:
+def open_device(torch_device: torch.device | None, *, interval: float = 1.0, share: Path | None = None) -> DeviceProbe:
     """Return the probe of ``torch_device``: a CUDA device by the UUID that torch reports, else this host.
 
-    Never raises and never touches CUDA first: until the job has initialised it, and where there is no
-    driver or no such device, the probe's readings say so in ``reasons``.
+    Never raises and never touches CUDA first: until the job has initialised it, and where there is no driver or no such
+    device, the probe's readings say so in ``reasons``. ``interval``: seconds between two readings. ``share``: folder
+    in which the ranks of this host share one reading of a device.
 
-    The environment variable ``RANKTOP_DEVICE`` overrides the choice: ``host``, ``nvml:<uuid>`` (as
-    nvidia-smi -L prints it), or ``nvml:local_rank`` (the device whose NVML index is LOCAL_RANK). Another
-    value is ignored, and the readings say so.
+    The environment variable ``RANKTOP_DEVICE`` overrides the choice: ``host``, ``nvml:<uuid>`` (as nvidia-smi -L prints
+    it, or the beginning of it), ``nvml:<index>`` (NVML's) or ``nvml:local_rank`` (the device whose NVML index is
+    LOCAL_RANK). Another value is ignored, and the identity says so.
     """
     override = os.environ.get("RANKTOP_DEVICE", "").strip()
     if override == "host":
         return HostDevice(note="RANKTOP_DEVICE=host")
-    kind, _, which = override.partition(":")
-    if kind == "nvml" and which == "local_rank":
-        return NvmlDevice(_by_local_rank)
-    if kind == "nvml" and which:
-        return NvmlDevice(lambda: Target(uuids=(which,)))
+    open_nvml = partial(NvmlDevice, gap=0.95 * interval, share=share)
+    chosen = chosen_by(override)
+    if chosen is not None:
+        return open_nvml(chosen, note=f"RANKTOP_DEVICE={override}")
+    note = f"RANKTOP_DEVICE={override} is not understood" if override else ""
     if torch_device is not None and torch_device.type == "cuda":
         index = cuda_index(torch_device)
-        return NvmlDevice(lambda: locate(index))
-    note = f"RANKTOP_DEVICE={override} is not understood" if override else ""
+        return open_nvml(lambda: locate(index), note=note)
     if not note and torch_device is not None and torch_device.type not in ("cpu", "meta"):
         note = f"{torch_device.type} devices can't be read yet"
     return HostDevice(note=note)
 
 
+def chosen_by(override: str) -> Callable[[], Target | str] | None:
+    """Return how to find the NVML device that a value of ``RANKTOP_DEVICE`` names; None when it names none."""
+    kind, _, which = override.partition(":")
+    if kind != "nvml" or not which:
+        return None
+    if which == "local_rank":
+        return _by_local_rank
+    if which.isascii() and which.isdigit():
+        return lambda: Target(index=int(which))
+    return lambda: Target(uuids=(which,))
+
+
 def locate(index: int) -> Target | str:
-    """Return torch's CUDA device ``index`` by UUID, or why it can't be told (yet)."""
+    """Return torch's CUDA device ``index`` by UUID, or why it can't be told yet; raises LookupError if it never can."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return "CUDA is not initialised in this process yet"
     if getattr(torch.version, "hip", None):
-        return "a ROCm device: only NVIDIA's can be read yet"
+        raise LookupError("a ROCm device: only NVIDIA's can be read yet")
     properties = torch.cuda.get_device_properties(index)
     uuids = uuid_names(getattr(properties, "uuid", None), index, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     if not uuids:
-        return f"torch {torch.__version__} does not tell the device's UUID (2.4 and newer do)"
+        raise LookupError(f"torch {torch.__version__} does not tell the device's UUID (2.4 and newer do)")
+    integrated = getattr(properties, "is_integrated", None)
     return Target(
         uuids=uuids,
         name=str(properties.name),
         total=int(properties.total_memory),
         torch_index=index,
+        integrated=None if integrated is None else bool(integrated),
     )
 
 
@@ -87,4 +104,6 @@ def uuid_names(uuid: object, index: int, visible: str) -> tuple[str, ...]:
 
 def _by_local_rank() -> Target | str:
     text = os.environ.get("LOCAL_RANK", "0")
-    return Target(index=int(text)) if text.isdigit() else f"LOCAL_RANK={text} is no number"
+    if not (text.isascii() and text.isdigit()):
+        raise LookupError(f"LOCAL_RANK={text} is no number")
+    return Target(index=int(text))

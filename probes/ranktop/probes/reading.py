@@ -45,6 +45,8 @@ class DeviceIdentity:
     """The newest CUDA that the driver can serve, e.g. ``12.8``."""
     note: str = ""
     """How the device was chosen when that was not the plain way (``RANKTOP_DEVICE``)."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """field -> why it could not be had, in words."""
 
 
 @dataclass(frozen=True, slots=True)

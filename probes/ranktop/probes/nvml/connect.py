@@ -1,0 +1,105 @@
+"""Finds a device by its names and gets the handles through which it is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ranktop.probes.nvml.codes import INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, PARENT_REFUSED, code_of, explain
+from ranktop.probes.nvml.getter import Subject
+from ranktop.probes.nvml.library import Library
+
+_MOST_GPUS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which device to read, and what the framework already knows of it."""
+
+    uuids: tuple[str, ...] = ()
+    """Names to try, e.g. ``GPU-...`` and ``MIG-...`` of the same bytes; the beginning of one is enough where no other
+    device's name begins so."""
+    index: int | None = None
+    """NVML's index, only where a person chose the device by it."""
+    name: str = ""
+    total: int | None = None
+    """Bytes."""
+    torch_index: int | None = None
+    """Given: CUDA is initialised in this process."""
+    integrated: bool | None = None
+    """Whether the device has no memory of its own, as far as CUDA tells."""
+
+    @property
+    def key(self) -> str:
+        """What names the device to all processes of the host before it has been found; empty where nothing does."""
+        bare = re.sub(r"^(GPU|MIG)-", "", self.uuids[-1]) if self.uuids else ""
+        return bare.lower() if re.fullmatch(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", bare) else ""
+
+
+def connect(nvml: Library, target: Target) -> Subject:
+    """Return the device of ``target`` with its handles; raises NVMLError or LookupError."""
+    handle, uuid = _find(nvml, target)
+    subject = Subject(nvml, handle, handle, uuid=uuid, integrated=target.integrated)
+    if uuid.startswith("MIG-"):
+        subject.mig = True
+        subject.whole = None
+        try:
+            subject.whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+        except Exception as error:
+            refused = code_of(error) == NO_PERMISSION
+            subject.whole_problem = PARENT_REFUSED if refused else f"the whole GPU can't be found: {explain(error)}"
+    return subject
+
+
+def _find(nvml: Library, target: Target) -> tuple[Any, str]:
+    if target.index is not None:
+        handle = nvml.nvmlDeviceGetHandleByIndex(target.index)
+        return handle, nvml.text("nvmlDeviceGetUUID", handle)
+    problem: Exception = LookupError("the device has no UUID")
+    for uuid in target.uuids:
+        handle, missing = _named(nvml, uuid)
+        if missing is None:
+            return handle, uuid
+        problem = missing
+    if target.uuids and not target.key:
+        return _by_beginning(nvml, target.uuids, problem)
+    raise problem
+
+
+def _named(nvml: Library, uuid: str) -> tuple[Any, Exception | None]:
+    """Return (handle, None), or (None, error) where there is no such device."""
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(uuid), None
+    except Exception as error:
+        if code_of(error) not in (NOT_FOUND, INVALID_ARGUMENT):
+            raise
+        return None, error
+
+
+def _by_beginning(nvml: Library, beginnings: tuple[str, ...], problem: Exception) -> tuple[Any, str]:
+    found = [
+        (handle, uuid)
+        for handle, uuid in _all(nvml)
+        if any(uuid.lower().startswith(beginning.lower()) for beginning in beginnings)
+    ]
+    if len(found) > 1:
+        names = ", ".join(uuid for _, uuid in found)
+        raise LookupError(f"{len(found)} devices have a name that begins with {beginnings[0]}: {names}")
+    if not found:
+        raise problem
+    return found[0]
+
+
+def _all(nvml: Library) -> Iterator[tuple[Any, str]]:
+    """Yield (handle, UUID) of every GPU and MIG instance that can be seen; one that fails hides no other."""
+    for index in range(min(_MOST_GPUS, int(nvml.nvmlDeviceGetCount()))):
+        with contextlib.suppress(Exception):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            yield handle, nvml.text("nvmlDeviceGetUUID", handle)
+            for place in range(int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))):
+                with contextlib.suppress(Exception):
+                    instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+                    yield instance, nvml.text("nvmlDeviceGetUUID", instance)

@@ -1,0 +1,192 @@
+"""One NVIDIA device through NVML, read on a thread of its own so that a driver that hangs holds up nobody."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from ranktop.probes.nvml.codes import explain
+from ranktop.probes.nvml.connect import Target
+from ranktop.probes.nvml.followed import Followed
+from ranktop.probes.nvml.processes import own_pids
+from ranktop.probes.nvml.reader import Reader
+from ranktop.probes.nvml.sharing import Shared, Sharing
+from ranktop.probes.reading import DeviceDetail, DeviceIdentity, DeviceReading
+
+_PATIENCE: Final = 3
+"""Rounds without news, after the deadline of a call, until a process reads for itself what another should."""
+
+
+class NvmlDevice:
+    """Reads one device by its UUID (or MIG UUID).
+
+    ``read`` asks the thread for a new round of calls and returns what there is. While a call does not return, the
+    values stay as they were, their age grows and, past the deadline, the state is ``no answer``; no further call is
+    made until it returns. A round makes at most 12 calls (the first, all that there are) and rounds start at least
+    ``gap`` seconds apart. ``reasons["device"]`` says why the state is not ``ok``.
+    """
+
+    def __init__(
+        self,
+        locate: Callable[[], Target | str],
+        *,
+        deadline: float = 2.0,
+        gap: float = 0.95,
+        settle: float = 0.005,
+        retry: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        share: Path | str | None = None,
+        note: str = "",
+    ) -> None:
+        """``locate``, called on the thread, returns the device, or in words why it is not known yet (``pending``);
+        it raises LookupError with why it never will be.
+
+        ``deadline``: seconds of one call after which the state is ``no answer``. ``settle``: seconds that ``read``
+        waits. ``retry``: first pause before reaching for the device again, doubled up to 30 s. ``share``: folder in
+        which the processes of this host share one reading of the device; None: each reads for itself.
+        """
+        self._locate = locate
+        self._deadline, self._gap, self._settle, self._clock = deadline, gap, settle, clock
+        self._share = None if share is None else Path(share)
+        self._sharing: Sharing | None = None
+        self._followed: Followed | None = None
+        self._pids = own_pids()
+        self._reader = Reader(clock, retry, self._pids, note)
+        self._target: Target | None = None
+        self._wake, self._finished = threading.Event(), threading.Event()
+        self._started = clock()
+        self._busy = True
+        self._wake.set()
+        threading.Thread(target=self._run, name="ranktop-nvml", daemon=True).start()
+
+    def identity(self) -> DeviceIdentity:
+        """Return what is known of the device so far: most of it comes with the first answer."""
+        followed, own = self._followed, self._reader.identity
+        return own if followed is None else followed.identity(own)
+
+    def read(self) -> DeviceReading:
+        """Return the newest values, waiting at most ``settle`` seconds for a new round."""
+        if not self._busy and not self._reader.closing and self._clock() - self._started >= self._gap:
+            self._finished.clear()
+            self._wake.set()
+            self._finished.wait(self._settle)
+        now = self._clock()
+        hung, followed = self._hung(now), self._followed
+        if followed is not None and not hung:
+            return followed.reading(now)
+        reading = self._reader.reading(now, hung)
+        if hung and self._sharing is not None and not self._sharing.told_since(self._gap):
+            # The thread that tells the others is in the call that hangs.
+            self._tell(now, reading)
+        return reading
+
+    def detail(self) -> DeviceDetail | None:
+        """Return what is asked in turn; None before the first of it."""
+        now, followed = self._clock(), self._followed
+        return self._reader.detail(now) if followed is None else followed.detail(now)
+
+    def close(self) -> None:
+        """Stop asking, without waiting.
+
+        NVML stays initialised: shutting it down while the process ends is a race that drivers have lost.
+        """
+        self._reader.closing = True
+        self._wake.set()
+        if self._sharing is not None:
+            self._sharing.close()
+
+    def _hung(self, now: float) -> str:
+        calling = self._reader.library.calling
+        if calling is None or now - calling[1] <= self._deadline:
+            return ""
+        return f"no answer from the driver for {now - calling[1]:.0f} s ({calling[0]})"
+
+    def _run(self) -> None:
+        reader = self._reader
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            if reader.closing:
+                reader.let_go()
+                return
+            self._busy = True
+            self._started = self._clock()
+            try:
+                self._round()
+            except Exception as error:
+                reader.fail("unavailable", explain(error))
+            self._busy = False
+            self._finished.set()
+
+    def _round(self) -> None:
+        target = self._target or self._found()
+        if target is None:
+            return
+        sharing = self._sharing
+        if sharing is not None and self._follow(sharing, target):
+            return
+        self._reader.round(target)
+        if self._reader.state == "ok" or self._followed is not None:
+            self._followed = None
+        if self._share is not None and sharing is None:
+            self._start_sharing(self._reader.identity.uuid or "")
+        if sharing is not None and sharing.wanted():
+            now = self._clock()
+            self._tell(now, self._reader.reading(now, ""))
+
+    def _found(self) -> Target | None:
+        """Return the device to read, or None while that is not known."""
+        reader = self._reader
+        try:
+            target: Target | str = reader.library.run("asking CUDA for the device's UUID", self._locate)
+        except Exception as error:
+            reader.fail("unavailable", explain(error), soon=True)
+            return None
+        if isinstance(target, str):
+            reader.fail("pending", target, soon=True)
+            return None
+        self._target = target
+        own = reader.identity
+        reader.identity = replace(
+            own,
+            name=own.name or target.name,
+            total=own.total or target.total,
+            torch_index=target.torch_index,
+        )
+        if self._share is not None and target.key:
+            self._start_sharing(target.key)
+        return target
+
+    def _start_sharing(self, uuid: str) -> None:
+        key = Target(uuids=(uuid,)).key
+        if key and self._share is not None and not self._reader.closing:
+            self._sharing = Sharing(self._share, key, self._deadline + _PATIENCE * self._gap, self._clock)
+
+    def _follow(self, sharing: Sharing, target: Target) -> bool:
+        """Take what another process has read; returns False when this one has to read."""
+        if sharing.reads():
+            return False
+        told = sharing.news()
+        if told is not None:
+            self._followed = Followed(told, self._pids, context=target.torch_index is not None)
+        return told is not None or not sharing.silent()
+
+    def _tell(self, now: float, reading: DeviceReading) -> None:
+        if self._sharing is None:
+            return
+        reader = self._reader
+        told = Shared(
+            version=1,
+            pid=os.getpid(),
+            stamp=now,
+            identity=reader.identity,
+            reading=reading,
+            detail=reader.detail(now),
+            entries=reader.entries,
+        )
+        self._sharing.tell(told)

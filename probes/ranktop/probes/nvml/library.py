@@ -1,0 +1,91 @@
+"""pynvml with every call to the driver counted, and the one in flight known."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Final
+
+_TWICE: Final = "RunningProcesses"
+"""pynvml asks lists of processes for their length first."""
+
+
+class Library:
+    """Stands for the module ``pynvml``: has its functions and constants by their own names.
+
+    A function that the installed pynvml lacks raises AttributeError; one that the driver lacks raises NVMLError with
+    code 13. Used by one thread; ``calling`` may be looked at from others.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """``clock`` gives the seconds in ``calling``."""
+        self._clock = clock
+        self._module: Any = None
+        self._initialized = False
+        self.count = 0
+        """Calls made so far."""
+        self.calling: tuple[str, float] | None = None
+        """Name of the call in flight and when it began."""
+
+    def start(self) -> None:
+        """Initialise NVML; raises NVMLError or ImportError."""
+        if self._module is None:
+            import pynvml
+
+            self._module = pynvml
+        if not self._initialized:
+            self.nvmlInit()
+            self._initialized = True
+
+    def stop(self) -> None:
+        """Shut NVML down, as far as this object started it; what goes wrong then is of no use to anybody."""
+        if self._initialized:
+            self._initialized = False
+            try:
+                self.nvmlShutdown()
+            except Exception:
+                return
+
+    def run(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call something that may hang, under a name to be shown meanwhile."""
+        self.count += 2 if _TWICE in name else 1
+        self.calling = (name, self._clock())
+        try:
+            return function(*arguments)
+        finally:
+            self.calling = None
+
+    def text(self, name: str, *arguments: Any) -> str:
+        """Call a function that returns text, which need not be UTF-8 (some boards' names are not)."""
+        function = getattr(self._module, name)
+        # pynvml decodes strictly; its undecorated function returns the bytes.
+        raw = self.run(name, getattr(function, "__wrapped__", function), *arguments)
+        return raw.decode("utf-8", errors="replace") if isinstance(raw, bytes) else str(raw)
+
+    def symbol(self, name: str) -> Callable[..., int]:
+        """Return a C function that pynvml does not wrap; calling it returns NVML's code."""
+        function = self._module._nvmlGetFunctionPointer(name)
+
+        def counted(*arguments: Any) -> int:
+            return int(self.run(name, function, *arguments))
+
+        return counted
+
+    def error(self, code: int) -> Exception:
+        """Return the exception of a code."""
+        error: Exception = self._module.NVMLError(code)
+        return error
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = getattr(self._module, name)
+        if not name.startswith("nvml") or not inspect.isfunction(found):
+            return found
+
+        def counted(*arguments: Any) -> Any:
+            return self.run(name, found, *arguments)
+
+        # Found by ordinary means from now on.
+        self.__dict__[name] = counted
+        return counted

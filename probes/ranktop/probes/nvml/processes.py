@@ -1,0 +1,169 @@
+"""Processes with a context on a device, as the driver lists them, and which of them is this one."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ranktop.probes.nvml.codes import Absent
+from ranktop.probes.nvml.getter import Getter, Subject, Values, first
+from ranktop.probes.nvml.limits import NO_NUMBER, NO_NUMBER_64
+from ranktop.probes.reading import DeviceProcess
+
+LISTED: Final = "listed"
+"""Key of the raw list among the values of the compute processes."""
+MOST: Final = 64
+
+_NOT_LISTED: Final = "this process is not in the driver's list (no CUDA context yet, or a container's own process ids)"
+
+
+class Entry(NamedTuple):
+    """One line of a driver's list; instances are None outside of MIG."""
+
+    pid: int
+    bytes: int | None = None
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+
+
+class _First(ctypes.Structure):
+    """``nvmlProcessInfo_v1_t``, for which pynvml has no function any more."""
+
+    _fields_ = (("pid", ctypes.c_uint), ("usedGpuMemory", ctypes.c_ulonglong))
+
+
+def own_pids() -> tuple[int, ...]:
+    """Return this process's ids in the PID namespaces that it can see (proc(5), ``NSpid``)."""
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("NSpid:"):
+                return tuple(int(word) for word in line.split()[1:])
+    except (OSError, ValueError):
+        pass
+    return (os.getpid(),)
+
+
+def listed(kind: str) -> Callable[[Subject], list[Entry]]:
+    """Return the question for a list: ``kind`` is ``Compute``, ``Graphics`` or ``MPSCompute``."""
+    name = f"nvmlDeviceGet{kind}RunningProcesses"
+
+    def of(subject: Subject, handle: Any) -> list[Entry]:
+        nvml = subject.nvml
+        return [
+            _entry(line)
+            for line in first(
+                subject,
+                name,
+                (
+                    lambda: getattr(nvml, f"{name}_v3")(handle),
+                    lambda: getattr(nvml, f"{name}_v2")(handle),
+                    lambda: _oldest(subject, name, handle),
+                ),
+            )[1]
+        ]
+
+    def ask(subject: Subject) -> list[Entry]:
+        try:
+            return of(subject, subject.handle)
+        except Exception:
+            if not subject.mig or subject.whole is None:
+                raise
+            try:
+                return _of_instance(subject, of(subject, subject.whole))
+            except Absent:
+                raise
+            except Exception:
+                pass
+            raise
+
+    return ask
+
+
+def _of_instance(subject: Subject, entries: list[Entry]) -> list[Entry]:
+    """Keep what the whole GPU's list has of this instance."""
+    if subject.gpu_instance is None:
+        raise Absent("the driver lists only the whole GPU's processes, and not which are of this instance")
+    mine = (subject.gpu_instance, subject.compute_instance)
+    return [entry for entry in entries if (entry.gpu_instance, entry.compute_instance) == mine]
+
+
+def _oldest(subject: Subject, name: str, handle: Any) -> Sequence[Any]:
+    function = subject.nvml.symbol(name)
+    count = ctypes.c_uint(MOST * 2)
+    lines = (_First * count.value)()
+    code = function(handle, ctypes.byref(count), lines)
+    if code:
+        raise subject.nvml.error(code)
+    return lines[: min(count.value, MOST * 2)]
+
+
+def _entry(line: Any) -> Entry:
+    size = line.usedGpuMemory
+    gpu, compute = (getattr(line, key, NO_NUMBER) for key in ("gpuInstanceId", "computeInstanceId"))
+    return Entry(
+        pid=int(line.pid),
+        bytes=None if size is None or size == NO_NUMBER_64 else int(size),
+        gpu_instance=None if gpu == NO_NUMBER else int(gpu),
+        compute_instance=None if compute == NO_NUMBER else int(compute),
+    )
+
+
+def shown(entries: Sequence[Entry], first_pid: int | None = None) -> tuple[DeviceProcess, ...]:
+    """Return the largest entries, that of ``first_pid`` in any case."""
+    chosen = sorted(entries, key=lambda entry: (entry.pid != first_pid, -(entry.bytes or 0), entry.pid))[:MOST]
+    return tuple(DeviceProcess(entry.pid, entry.bytes) for entry in chosen)
+
+
+def of_this_process(entries: Sequence[Entry], pids: Collection[int], *, context: bool) -> Values:
+    """Return ``processes``, ``process_used`` and ``process_pid``.
+
+    ``pids``: this process's ids. ``context``: it surely has a context on the device, so that the only entry of a list
+    in which no process of this PID namespace occurs is it.
+    """
+    mine = [entry for entry in entries if entry.pid in pids]
+    values: Values = {}
+    if not mine and context and len(entries) == 1 and not _exists_here(entries[0].pid):
+        mine = list(entries)
+        values["guess"] = "the only process on the device is taken for this one: its id is of another PID namespace"
+    if mine:
+        sizes = [entry.bytes for entry in mine]
+        known = [size for size in sizes if size is not None]
+        values["process_pid"] = mine[0].pid
+        values["process_used"] = (
+            sum(known)
+            if len(known) == len(sizes)
+            else Absent("the driver does not tell the memory of processes here (WSL does not)")
+        )
+    else:
+        others = f"; it lists {len(entries)} others" if entries else ""
+        values["process_pid"] = values["process_used"] = Absent(_NOT_LISTED + others)
+    values["processes"] = shown(entries, values["process_pid"] if mine else None)
+    return values
+
+
+def _exists_here(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _compute(subject: Subject) -> Values:
+    return {LISTED: listed("Compute")(subject)}
+
+
+def _seldom(kind: str, field: str) -> Getter:
+    def ask(subject: Subject) -> Values:
+        return {field: shown(listed(kind)(subject))}
+
+    return Getter(f"nvmlDeviceGet{kind}RunningProcesses", (field,), ask, calls=2, of_whole=False)
+
+
+COMPUTE: Final = Getter(
+    "nvmlDeviceGetComputeRunningProcesses",
+    ("processes", "process_used", "process_pid"),
+    _compute,
+    calls=2,
+    of_whole=False,
+)
+SELDOM: Final = (_seldom("Graphics", "graphics_processes"), _seldom("MPSCompute", "mps_processes"))
