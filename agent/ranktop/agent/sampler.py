@@ -13,22 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ranktop.agent.identity import Identity
+from ranktop.agent.own_device import OwnDevice
 from ranktop.agent.publisher import Publisher
 from ranktop.agent.runner import one_line
 from ranktop.agent.say import say
 from ranktop.budget.terms import Memory
 from ranktop.probes.allocator import HostAllocator
 from ranktop.probes.collectives import CollectiveProbe
-from ranktop.probes.device import open_device
 from ranktop.probes.identity import at_moment, compose
-from ranktop.probes.reading import (
-    AllocatorReading,
-    DeviceIdentity,
-    DeviceProbe,
-    DeviceReading,
-    Resident,
-    StepTimes,
-)
+from ranktop.probes.reading import AllocatorReading, DeviceIdentity, DeviceReading, Resident, StepTimes
 from ranktop.wire.schema import Card, Cost, End, Sample, Table, Versions
 
 if TYPE_CHECKING:
@@ -46,11 +39,6 @@ STEPS_PER_SAMPLE: Final = 16
 HOST_NOTE: Final = (
     "host memory: activations are what malloc has given out beyond the states since the third step began, Python's "
     "own objects included; what it held before that counts as runtime"
-)
-
-NO_DEVICE: Final = DeviceReading(
-    state="unavailable",
-    reasons={"total": "no model has run yet, so the rank's device is not known"},
 )
 
 
@@ -87,8 +75,7 @@ class Sampler(threading.Thread):
         self._interval = interval
         self._stopping = threading.Event()
         self._end: End | None = None
-        self._device: DeviceProbe | None = None
-        self._device_for: object = None
+        self._device = OwnDevice(identity.rank, interval, directory)
         self._collectives = CollectiveProbe()
         self._began = time.monotonic()
         self._carded: tuple[object, ...] = ()
@@ -135,8 +122,7 @@ class Sampler(threading.Thread):
                 pause = PATIENCE_SECONDS
         self._guarded(lambda: self._last_words(publisher))
         publisher.close()
-        if self._device is not None:
-            self._device.close()
+        self._device.close()
 
     def _guarded(self, call: Callable[[], None]) -> None:
         try:
@@ -155,49 +141,45 @@ class Sampler(threading.Thread):
             self._problem = problem
 
     def _publish(self, publisher: Publisher) -> None:
-        self._choose_device()
-        card = self._card_if_changed(publisher.dropped)
+        if self.watch is not None:
+            self._device.choose(self.watch.device)
+        self._speak(publisher)
+
+    def _speak(self, publisher: Publisher) -> None:
+        allocator = self._allocator()
+        card = self._card_if_changed(allocator)
         if card is not None:
             publisher.send(card)
-        publisher.send(self._sample(publisher.dropped))
+        publisher.send(self._sample(allocator, publisher.dropped))
+        news = self._device.news(allocator)
+        if news is not None:
+            publisher.send(news)
+
+    def _allocator(self) -> AllocatorReading:
+        watch = self.watch
+        probe = watch.allocator if watch is not None and watch.allocator is not None else self.host_allocator
+        return probe.read()
 
     def _last_words(self, publisher: Publisher) -> None:
         if self.watch is not None:
-            card = self._card_if_changed(publisher.dropped)
-            if card is not None:
-                publisher.send(card)
-            publisher.send(self._sample(publisher.dropped))
+            self._speak(publisher)
         if self._end is not None:
             publisher.send(self._end)
 
     # -- what is said ------------------------------------------------------------------------------------------------
 
-    def _choose_device(self) -> None:
-        """Open the device once it is known: at once for a torch without CUDA, else when the model has run."""
-        watch = self.watch
-        if watch is None:
-            return
-        torch = sys.modules["torch"]
-        device = watch.device
-        if device is None and torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
-            device = torch.device("cpu")
-        if device is not None and device != self._device_for:
-            if self._device is not None:
-                self._device.close()
-            self._device = open_device(device)
-            self._device_for = device
-
-    def _card_if_changed(self, dropped: int) -> Card | None:
+    def _card_if_changed(self, allocator: AllocatorReading) -> Card | None:
         facts = self.watch.facts if self.watch is not None else None
-        device = self._device.identity() if self._device is not None else DeviceIdentity(kind="unknown")
-        key = (facts, device, _backend(), self.watch is not None, self._notes())
+        device = self._device.identity()
+        notes = (*self._notes(), *self._device.notes(allocator))
+        key = (facts, device, _backend(), self.watch is not None, notes)
         if key == self._carded:
             return None
         self._carded = key
         self._revision += 1
-        return self._card(facts, device)
+        return self._card(facts, device, notes)
 
-    def _card(self, facts: Facts | None, device: DeviceIdentity) -> Card:
+    def _card(self, facts: Facts | None, device: DeviceIdentity, notes: tuple[str, ...]) -> Card:
         identity = self.identity
         return Card(
             job=identity.job,
@@ -214,7 +196,8 @@ class Sampler(threading.Thread):
             inventory=facts.inventory if facts is not None else None,
             plan=facts.plan if facts is not None else None,
             script=self._script,
-            notes=self._notes(),
+            notes=notes,
+            pids=self._device.pids,
         )
 
     def _notes(self) -> tuple[str, ...]:
@@ -232,12 +215,10 @@ class Sampler(threading.Thread):
                 notes.append("no optimizer has stepped: each forward counts as a step")
         return tuple(notes)
 
-    def _sample(self, dropped: int) -> Sample:
+    def _sample(self, allocator: AllocatorReading, dropped: int) -> Sample:
         watch = self.watch
         recorder = watch.recorder if watch is not None else None
-        device = self._device.read() if self._device is not None else NO_DEVICE
-        allocator_probe = watch.allocator if watch is not None and watch.allocator is not None else None
-        allocator = (allocator_probe or self.host_allocator).read()
+        device = self._device.read(allocator)
         resident = self._resident()
         if resident is None:
             # No model has run, so nothing of it is an activation: it is libraries, and what the script prepares.

@@ -87,6 +87,10 @@ NOT_REPORTED: Final = "this rank has not reported yet"
 NOT_TOLD: Final = "the driver does not tell it"
 
 
+_USUAL: Final = {"mig": "the device is no MIG instance", "torch_index": "torch does not use this device"}
+"""Why a field of the identity is null though nothing is wrong."""
+
+
 class _Sheet:
     """An object in the making: values under dotted names, why those that are null are, the age of the others."""
 
@@ -145,11 +149,10 @@ def _why_no_identity(name: str, device: DeviceIdentity | None, told: Mapping[str
         return told.get("device", "the rank's device is not known yet")
     if device.kind == "host" and name not in {"name", "total"}:
         return "a host has none"
-    if name == "mig":
-        return "the device is no MIG instance"
-    if name == "torch_index":
-        return told.get(name) or "torch does not use this device"
-    return told.get(name) or told.get("device") or NOT_TOLD
+    said = device.reasons.get(name) or told.get(name)
+    if name in _USUAL:
+        return said or _USUAL[name]
+    return said or told.get("device") or NOT_TOLD
 
 
 def _mig(sheet: _Sheet, device: DeviceIdentity | None) -> dict[str, Any] | None:
