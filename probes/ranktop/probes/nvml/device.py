@@ -18,6 +18,8 @@ from ranktop.probes.nvml.reader import Reader
 from ranktop.probes.nvml.sharing import Shared, Sharing
 from ranktop.probes.reading import DeviceDetail, DeviceIdentity, DeviceReading
 
+_EARLY: Final = 0.95
+"""Part of an interval after which a round may begin: readers are never quite on time."""
 _PATIENCE: Final = 3
 """Rounds without news, after the deadline of a call, until a process reads for itself what another should."""
 
@@ -28,7 +30,7 @@ class NvmlDevice:
     ``read`` asks the thread for a new round of calls and returns what there is. While a call does not return, the
     values stay as they were, their age grows and, past the deadline, the state is ``no answer``; no further call is
     made until it returns. A round makes at most 12 calls (the first, all that there are) and rounds start at least
-    ``gap`` seconds apart. ``reasons["device"]`` says why the state is not ``ok``.
+    ``gap`` seconds apart, on average a twentieth more. ``reasons["device"]`` says why the state is not ``ok``.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class NvmlDevice:
         self._reader = Reader(clock, retry, self._pids, note)
         self._target: Target | None = None
         self._wake, self._finished = threading.Event(), threading.Event()
-        self._started = clock()
+        self._due = clock() + gap / _EARLY
         self._busy = True
         self._wake.set()
         threading.Thread(target=self._run, name="ranktop-nvml", daemon=True).start()
@@ -71,7 +73,7 @@ class NvmlDevice:
 
     def read(self) -> DeviceReading:
         """Return the newest values, waiting at most ``settle`` seconds for a new round."""
-        if not self._busy and not self._reader.closing and self._clock() - self._started >= self._gap:
+        if not self._busy and not self._reader.closing and self._is_due(self._clock()):
             self._finished.clear()
             self._wake.set()
             self._finished.wait(self._settle)
@@ -100,6 +102,14 @@ class NvmlDevice:
         if self._sharing is not None:
             self._sharing.close()
 
+    def _is_due(self, now: float) -> bool:
+        """Whether it is time for a round; rounds may be a little early, but not one after the other."""
+        interval = self._gap / _EARLY
+        if now < self._due - (interval - self._gap):
+            return False
+        self._due = max(self._due, now) + interval
+        return True
+
     def _hung(self, now: float) -> str:
         calling = self._reader.library.calling
         if calling is None or now - calling[1] <= self._deadline:
@@ -115,7 +125,6 @@ class NvmlDevice:
                 reader.let_go()
                 return
             self._busy = True
-            self._started = self._clock()
             try:
                 self._round()
             except Exception as error:
