@@ -97,6 +97,18 @@ def status(
 
 
 @app.command()
+def doctor(
+    job: JobOption = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the documented JSON instead of lines.")] = False,
+    wait: Annotated[float, typer.Option(min=1.0, max=600.0, help="Seconds to wait for what does not answer.")] = 9.0,
+) -> None:
+    """Check this machine, its jobs and the way to them. Exit code 1 when a check fails."""
+    from ranktop.tui.doctor.command import doctor as run
+
+    raise typer.Exit(run(job, json_wanted=json, wait=wait))
+
+
+@app.command()
 def demo(
     strategy: Annotated[str, typer.Option(help="fsdp2, fsdp1, ddp or single.")] = "fsdp2",
     ranks: Annotated[int, typer.Option(min=0, max=64, help="Processes; 0: one per GPU, else 2.")] = 0,
