@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -73,36 +74,56 @@ def check_all(environ: Mapping[str, str], job: str | None, until: float) -> tupl
 def _start_nvml(
     environ: Mapping[str, str], until: float, stack: contextlib.ExitStack
 ) -> Callable[[], dict[str, Any] | None]:
-    child = Child([sys.executable, "-m", "ranktop.probes.nvml_report"], environment(environ))
+    try:
+        child = Child([sys.executable, "-m", "ranktop.probes.nvml_report"], environment(environ))
+    except Exception as error:  # told on the lines of those who ask
+        return partial(_refuse, error)
     stack.callback(child.close)
 
+    def said() -> str | None:
+        return next((line for line in child.lines if line.startswith('{"schema"')), None)
+
     def wait() -> dict[str, Any] | None:
-        if not child.wait_for(lambda: bool(child.lines), until):
-            if child.ended:
-                raise RuntimeError(
-                    f"the process that asks NVML ended: {child.errors[-1] if child.errors else 'silently'}"
-                )
-            return None
-        found: dict[str, Any] = json.loads(child.lines[-1])
+        child.wait_for(lambda: said() is not None, until)
+        line = said()
+        if line is None and child.ended:
+            last = child.errors[-1] if child.errors else f"exit code {child.code()}"
+            raise RuntimeError(f"the process that asks NVML ended: {last}")
+        found: dict[str, Any] | None = json.loads(line) if line is not None else None
         return found
 
     return wait
 
 
 def _start_trial(environ: Mapping[str, str], until: float, stack: contextlib.ExitStack) -> Callable[[], Trial | None]:
-    if libraries.torch_version() is None:
-        return lambda: None
-    run = TrialRun(environ, until)
+    try:
+        if libraries.torch_version() is None:
+            return lambda: None
+        run = TrialRun(environ, until)
+    except Exception as error:
+        return partial(_refuse, error)
     stack.callback(run.close)
     return run.wait
+
+
+def _refuse(error: Exception) -> None:
+    raise error
 
 
 def _print(lines: list[Line], seconds: float, json_wanted: bool) -> None:
     if json_wanted:
         print(as_json(lines, seconds, version("ranktop")))
         return
-    terminal_there = sys.stdout.isatty()
-    width = min(max(shutil.get_terminal_size((80, 24)).columns, 20), 120)
-    titles = {group.name: group.title for group in GROUPS}
-    color = terminal_there and choose(None) is not MONO
-    print(as_text(lines, titles, seconds, width=width, unicode=speaks_unicode(), color=color))
+    if sys.stdout is None:  # closed: the exit code is all that is wanted
+        return
+    encoding = sys.stdout.encoding or "ascii"
+    color = sys.stdout.isatty() and choose(None) is not MONO
+    text = as_text(
+        lines,
+        {group.name: group.title for group in GROUPS},
+        seconds,
+        width=min(max(shutil.get_terminal_size((80, 24)).columns, 20), 120),
+        unicode=speaks_unicode() and "utf" in encoding.lower(),
+        color=color,
+    )
+    print(text.encode(encoding, "replace").decode(encoding))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import pwd
@@ -19,15 +20,14 @@ _SLOW_INIT = 2.0
 
 def report(scene: Scene) -> dict[str, Any]:
     """Return what NVML's own process said; an empty report when it did not."""
-    if "nvml" not in scene.shared:
-        scene.shared["nvml"] = scene.nvml() or {}
-    found: dict[str, Any] = scene.shared["nvml"]
-    return found
+    with contextlib.suppress(Exception):  # the line about the library tells of it
+        return scene.nvml() or {}
+    return {}
 
 
 def look_at_library(scene: Scene) -> Result:
     """Tell which libnvidia-ml.so.1 is used, or why none is."""
-    said, seen = report(scene), signs(scene)
+    said, seen = scene.nvml(), signs(scene)
     if not said:
         return failed(
             "the process that asks NVML did not answer: the driver hangs",

@@ -68,7 +68,12 @@ def guarded(check: Check, scene: Scene) -> Sequence[Result]:
         result = check.look(scene)
     except Exception as error:
         text = f"{type(error).__name__}: {error}".strip()
-        return [failed(f"this could not be checked: {text}", "please report this line", error=text)]
+        advice = (
+            "see whether the file may be used and the disk has room"
+            if isinstance(error, OSError)
+            else "please report this line"
+        )
+        return [failed(f"this could not be checked: {text}", advice, error=text)]
     return [result] if isinstance(result, Result) else result
 
 

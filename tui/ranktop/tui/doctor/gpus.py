@@ -107,7 +107,7 @@ def _problems(device: dict[str, Any]) -> list[tuple[bool, str, str]]:
     if not device.get("uuid"):
         why = str(device.get("errors", {}).get("uuid", {}).get("words", "not told")).partition("; ")[0]
         found.append(
-            (False, f"UUID: {why}; no rank can be found on it", "inside a container ask for the device by its UUID")
+            (False, f"UUID: {why}; no rank can be found on it", "see `dmesg`; restart the container if this is one")
         )
     if device.get("mig_mode") and not device.get("mig"):
         found.append((False, "MIG is on without an instance", "sudo nvidia-smi mig -i {index} -cgi ... -C, or -mig 0"))

@@ -77,15 +77,15 @@ def _ask(reached: Reached, until: float) -> None:
     started = time.monotonic()
     source = HubSource(reached.entry.directory)
     try:
-        while time.monotonic() < until:
+        while time.monotonic() < until and not reached.session.ranks:
             source.poll(0.1)
             reached.session.feed(source.drain())
-            if reached.session.job is not None:
-                reached.seconds = reached.seconds or max(time.monotonic() - started, 1e-4)
-                if reached.session.ranks:
-                    return
-    finally:
+            if reached.session.job is not None and reached.seconds is None:
+                reached.seconds = time.monotonic() - started
         reached.link = source.link()
+    except Exception as error:  # told on the hub's line
+        reached.link = Link(state="lost", detail=f"{type(error).__name__}: {error}")
+    finally:
         source.close()
 
 

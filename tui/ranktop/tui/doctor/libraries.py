@@ -6,9 +6,11 @@ import importlib.util
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any, Final
 
+from ranktop.probes.device import chosen_by
 from ranktop.tui.doctor.check import Check, Result, failed, passed, skipped, warned
 from ranktop.tui.doctor.scene import Scene
 from ranktop.tui.doctor.trial import Trial
@@ -16,7 +18,8 @@ from ranktop.tui.doctor.trial import Trial
 NEWEST_PYTHON: Final = (3, 13)
 OLDEST_PYTHON: Final = (3, 10)
 OLDEST_TORCH: Final = (2, 4)
-_INTERVALS: Final = (0.05, 3600.0)
+_NUMBERS: Final = (("RANKTOP_INTERVAL", 0.05, 3600.0, "1"), ("RANKTOP_HUB_LINGER", 0.0, float("inf"), "180"))
+"""Variable, least, most, and what is used instead of a value that is neither."""
 
 
 def look_at_python(scene: Scene) -> Result:
@@ -94,29 +97,33 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def look_at_variables(scene: Scene) -> Result:
     """Check the variables that an agent started here would obey."""
-    environ = scene.environ
-    found = {name: value for name, value in sorted(environ.items()) if name.startswith("RANKTOP_") and value}
-    facts: dict[str, object] = {"variables": found}
-    if found.get("RANKTOP_DISABLE", "0") != "0":
-        return warned(
-            "RANKTOP_DISABLE is set: jobs started here run without an agent", "unset RANKTOP_DISABLE", **facts
-        )
-    interval = found.get("RANKTOP_INTERVAL")
-    if interval is not None and not _is_interval(interval):
-        return warned(f"RANKTOP_INTERVAL={interval} is no number of seconds from 0.05 to 3600: 1 is used",
-                      "unset RANKTOP_INTERVAL", **facts)  # fmt: skip
-    device = found.get("RANKTOP_DEVICE", "host")
-    if device != "host" and not re.fullmatch(r"nvml:.+", device):
-        return failed(f"RANKTOP_DEVICE={device} is none of host, nvml:<uuid>, nvml:local_rank", "unset RANKTOP_DEVICE",
-                      **facts)  # fmt: skip
+    found = {name: value for name, value in sorted(scene.environ.items()) if name.startswith("RANKTOP_") and value}
+    wrong = _wrong_variables(found)
+    facts: dict[str, object] = {"variables": found, "wrong": list(wrong)}
     if not found:
         return passed("none of ranktop's is set", **facts)
+    if wrong:
+        return warned("; ".join(wrong.values()), f"unset {' '.join(wrong)}", **facts)
     return passed(", ".join(f"{name}={value}" for name, value in found.items()), **facts)
 
 
-def _is_interval(text: str) -> bool:
+def _wrong_variables(found: Mapping[str, str]) -> dict[str, str]:
+    """Return what is wrong with ranktop's variables, by name."""
+    wrong = {}
+    if found.get("RANKTOP_DISABLE", "0") != "0":
+        wrong["RANKTOP_DISABLE"] = "RANKTOP_DISABLE is set: jobs started here run without an agent"
+    for name, least, most, used in _NUMBERS:
+        if name in found and not _is_number(found[name], least, most):
+            wrong[name] = f"{name}={found[name]} is no number of seconds that can be used: {used} is"
+    device = found.get("RANKTOP_DEVICE", "host").strip()
+    if device != "host" and chosen_by(device) is None:
+        wrong["RANKTOP_DEVICE"] = f"RANKTOP_DEVICE={device} is not understood (host, nvml:<uuid>, nvml:local_rank)"
+    return wrong
+
+
+def _is_number(text: str, least: float, most: float) -> bool:
     try:
-        return _INTERVALS[0] <= float(text) <= _INTERVALS[1]
+        return least <= float(text) <= most
     except ValueError:
         return False
 

@@ -97,6 +97,7 @@ class TrialRun:
         """OSError when there is no place for it or no process can be started."""
         self._until = until
         self._trial = Trial()
+        self._problem: list[str] = []
         self._finished = threading.Event()
         base = "/tmp" if os.access("/tmp", os.W_OK | os.X_OK) else None
         self._folder = Path(tempfile.mkdtemp(prefix="ranktop-doctor-", dir=base))
@@ -133,9 +134,11 @@ class TrialRun:
         try:
             self._listen()
             self._child.wait_for(lambda: "cuda_available" in self._told() or "error" in self._told(), self._until)
+        except Exception as error:
+            self._problem.append(f"{type(error).__name__}: {error}")
         finally:
             self._trial.facts = self._told()
-            self._trial.said = self._child.errors[-5:]
+            self._trial.said = [*self._child.errors[-5:], *self._problem]
             self._trial.code = self._child.code(0.0) if self._child.ended else None
             self._trial.seconds = time.monotonic() - self._child.started
             self._finished.set()
