@@ -68,8 +68,7 @@ class NvmlDevice:
 
     def identity(self) -> DeviceIdentity:
         """Return what is known of the device so far: most of it comes with the first answer."""
-        followed, own = self._followed, self._reader.identity
-        return own if followed is None else followed.identity(own)
+        return self._reader.identity
 
     def read(self) -> DeviceReading:
         """Return the newest values, waiting at most ``settle`` seconds for a new round."""
@@ -79,12 +78,12 @@ class NvmlDevice:
             self._finished.wait(self._settle)
         now = self._clock()
         hung, followed = self._hung(now), self._followed
-        if followed is not None and not hung:
-            return followed.reading(now)
+        if followed is not None:
+            return followed.reading(now, hung)
         reading = self._reader.reading(now, hung)
         if hung and self._sharing is not None and not self._sharing.told_since(self._gap):
             # The thread that tells the others is in the call that hangs.
-            self._tell(now, reading)
+            self._tell(self._sharing, now, reading)
         return reading
 
     def detail(self) -> DeviceDetail | None:
@@ -140,13 +139,12 @@ class NvmlDevice:
         if sharing is not None and self._follow(sharing, target):
             return
         self._reader.round(target)
-        if self._reader.state == "ok" or self._followed is not None:
-            self._followed = None
+        self._followed = None
         if self._share is not None and sharing is None:
             self._start_sharing(self._reader.identity.uuid or "")
-        if sharing is not None and sharing.wanted():
+        if sharing is not None:
             now = self._clock()
-            self._tell(now, self._reader.reading(now, ""))
+            self._tell(sharing, now, self._reader.reading(now, ""))
 
     def _found(self) -> Target | None:
         """Return the device to read, or None while that is not known."""
@@ -183,10 +181,11 @@ class NvmlDevice:
         told = sharing.news()
         if told is not None:
             self._followed = Followed(told, self._pids, context=target.torch_index is not None)
+            self._reader.heard(self._followed.identity(self._reader.identity), told.stamp - told.reading.age)
         return told is not None or not sharing.silent()
 
-    def _tell(self, now: float, reading: DeviceReading) -> None:
-        if self._sharing is None:
+    def _tell(self, sharing: Sharing, now: float, reading: DeviceReading) -> None:
+        if not sharing.wanted():
             return
         reader = self._reader
         told = Shared(
@@ -198,4 +197,4 @@ class NvmlDevice:
             detail=reader.detail(now),
             entries=reader.entries,
         )
-        self._sharing.tell(told)
+        sharing.tell(told)

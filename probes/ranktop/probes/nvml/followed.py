@@ -25,11 +25,12 @@ class Followed:
         """Return the device's identity with what is this process's own."""
         return replace(self._told.identity, torch_index=own.torch_index, note=own.note)
 
-    def reading(self, now: float) -> DeviceReading:
-        """Return the reading, as much older as it is now."""
+    def reading(self, now: float, hung: str = "") -> DeviceReading:
+        """Return the reading, as much older as it is now; ``hung``: what to say of a call of this process's own."""
         since = max(0.0, now - self._told.stamp)
         reading = self._reading
-        return replace(reading, age=reading.age + since, ages=_older(reading.ages, since))
+        reading = replace(reading, age=reading.age + since, ages=_older(reading.ages, since))
+        return replace(reading, state="no answer", reasons={**reading.reasons, "device": hung}) if hung else reading
 
     def detail(self, now: float) -> DeviceDetail | None:
         """Return the detail, likewise."""

@@ -51,6 +51,8 @@ class Subject:
     links: dict[int, NvLink] = field(default_factory=dict)
     """Asked one by one, of drivers that tell them no other way."""
     link_cursor: int = 0
+    links_known: bool = False
+    """Each has been asked for at least once."""
     mig_cursor: int = 0
     samples: list[Any] = field(default_factory=list)
     """GPM's, the older first."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from ranktop.probes.nvml.codes import GONE, INVALID_ARGUMENT, NOT_SUPPORTED, code_of
+from ranktop.probes.nvml.codes import INVALID_ARGUMENT, NOT_SUPPORTED, OTHER_VERSION, Absent, code_of
 from ranktop.probes.nvml.fields import field_values
 from ranktop.probes.nvml.getter import Getter, Subject, Values
 from ranktop.probes.nvml.limits import NO_NUMBER_64
@@ -26,6 +26,8 @@ _LINKS: Final = 18
 
 _ITEMS: Final = 4
 """Of a link asked one by one of older drivers: state, and the first three of ``nvmlNvLinkErrorCounter_t``."""
+_SINGLY: Final = (*OTHER_VERSION, INVALID_ARGUMENT, NOT_SUPPORTED)
+"""What drivers say that don't know these fields."""
 
 
 def _ask(subject: Subject) -> Values:
@@ -36,13 +38,16 @@ def _ask(subject: Subject) -> Values:
     try:
         answers = field_values(subject, wanted)
     except Exception as error:
-        if code_of(error) in GONE:
+        if not isinstance(error, AttributeError) and code_of(error) not in _SINGLY:
             raise
         return _one_by_one(subject, count)
     size = len(_FIELDS)
     links = [_link(link, answers[link * size : (link + 1) * size]) for link in range(count)]
     found = tuple(link for link in links if link is not None)
-    return {"nvlinks": found} if found else _one_by_one(subject, count)
+    if not found:
+        return _one_by_one(subject, count)
+    subject.links, subject.link_cursor, subject.links_known = {}, 0, False
+    return {"nvlinks": found}
 
 
 def _link(link: int, answers: list[int | Exception]) -> NvLink | None:
@@ -62,7 +67,10 @@ def _link(link: int, answers: list[int | Exception]) -> NvLink | None:
 
 
 def _one_by_one(subject: Subject, count: int) -> Values:
-    """Ask for as many links as there are calls left, going on where the last turn ended."""
+    """Ask for as many links as there are calls left, going on where the last turn ended.
+
+    Raises Absent until each has been asked for: some of the links would look like all of them.
+    """
     asked = 0
     while asked < count * _ITEMS and subject.left > 0:
         link, item = divmod(subject.link_cursor % (count * _ITEMS), _ITEMS)
@@ -77,9 +85,13 @@ def _one_by_one(subject: Subject, count: int) -> Values:
                 value = int(subject.nvml.nvmlDeviceGetNvLinkState(subject.gpu(), link))
         except Exception as error:
             if not _missing(subject, link, item, error):
+                subject.links_known = True
                 break
             continue
         _note(subject, link, item, value)
+    subject.links_known |= subject.link_cursor >= count * _ITEMS
+    if not subject.links_known:
+        raise Absent("the driver tells one link at a time, and not all have been asked for yet")
     return {"nvlinks": tuple(subject.links[link] for link in sorted(subject.links))}
 
 

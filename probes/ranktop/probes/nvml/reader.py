@@ -114,6 +114,12 @@ class Reader:
         if not soon:
             self._retry = min(_LAST_RETRY, self._retry * 2)
 
+    def heard(self, identity: DeviceIdentity, when: float) -> None:
+        """Take what another process knows of the device: who it is, and when it last answered."""
+        self.identity = identity
+        with self._lock:
+            self._answered, self._worked = max(self._answered, when), True
+
     def let_go(self) -> None:
         """Give back what the driver keeps for this reader, except NVML itself."""
         if self._subject is not None:

@@ -43,7 +43,7 @@ def _mode(value: int) -> str:
 
 def _power_range(subject: Subject) -> Values:
     least, most = subject.nvml.nvmlDeviceGetPowerManagementLimitConstraints(subject.gpu())
-    return {"power_min_limit": watts(int(least)), "power_max_limit": watts(int(most))}
+    return {"power_min_limit": checked(watts, int(least)), "power_max_limit": checked(watts, int(most))}
 
 
 def _fan(subject: Subject) -> Values:
