@@ -114,7 +114,11 @@ def several_devices() -> list[Check]:
     if isinstance(answer, str):
         return [Check("memory on another device", False, answer)]
     right = answer["elsewhere"] == {"1": answer["reserved"]} and answer["reserved"] >= answer["bytes"] == 64 * MIB
-    return [Check("memory on another device", right, str(answer))]
+    untouched = not answer["first"] and not answer["context"]
+    return [
+        Check("memory on another device", right, str(answer)),
+        Check("looking there makes no context", untouched, f"before: {answer['first']}, context {answer['context']}"),
+    ]
 
 
 def only_looking() -> list[Check]:

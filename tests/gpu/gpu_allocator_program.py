@@ -93,8 +93,13 @@ def elsewhere() -> dict[str, Any]:
     probe = open_allocator(DEVICE)
     assert isinstance(probe, CudaAllocator)
     torch.ones(1, device=DEVICE)
+    first = read(probe).elsewhere
+    has_context: Any = vars(torch._C)["_cuda_hasPrimaryContext"]
+    context = has_context(1)  # Looking must not have made one.
+    probe = CudaAllocator(0)  # A fresh one looks at once.
     stray = torch.ones(64 * MIB // 4, device="cuda:1")
-    return {"elsewhere": read(probe).elsewhere, "reserved": torch.cuda.memory_reserved(1), "bytes": stray.nbytes}
+    answer = {"elsewhere": read(probe).elsewhere, "reserved": torch.cuda.memory_reserved(1), "bytes": stray.nbytes}
+    return {**answer, "first": first, "context": context}
 
 
 def untouched() -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -133,6 +135,14 @@ def test_another_malloc_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     reading = HostAllocator().read()
     assert reading.allocated is None
     assert "jemalloc" in reading.reasons["reserved"]
+
+
+def test_looking_never_initialises_cuda_nor_imports_torch() -> None:
+    program = (
+        "import sys; from ranktop.probes.allocator import CudaAllocator; probe = CudaAllocator(0);"
+        "assert probe.quick() == (0, 0); assert probe.read().allocated == 0; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_the_device_decides_which_allocator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ class FreeBlockProbe:
         """``index`` is torch's, as in ``cuda:0``."""
         self._index = index
         self._last: FreeBlocks | None = None
+        self._error = ""
         self._rest_until = 0.0
         self._recorded = False
         self._lean: bool | None = None
@@ -59,14 +60,22 @@ class FreeBlockProbe:
         if why_not:
             return None, why_not
         if time.monotonic() >= self._rest_until:
-            began = time.thread_time()
-            self._last = free_blocks(self._segments(torch), self._index)
-            cost = time.thread_time() - began
-            self._rest_until = time.monotonic() + max(_PAUSE, cost / _SHARE)
-        assert self._last is not None
+            self._look(torch)
+        if self._last is None:
+            return None, self._error
         if self._last.largest > free:
             return None, "the cache has changed since it was looked at, which is not done at every reading"
         return self._last.largest, ""
+
+    def _look(self, torch: Any) -> None:
+        self._last, self._error = None, ""
+        began = time.thread_time()
+        try:
+            self._last = free_blocks(self._segments(torch), self._index)
+        except (RuntimeError, TypeError, ValueError, KeyError) as error:
+            self._error = f"no snapshot of the cache: {error}"
+        cost = time.thread_time() - began
+        self._rest_until = time.monotonic() + max(_PAUSE, cost / _SHARE)
 
     def _why_not(self, torch: Any, blocks: int) -> str:
         recording = getattr(torch._C, "_cuda_isHistoryEnabled", None)
