@@ -29,7 +29,7 @@ class HostDevice:
 
     def identity(self) -> DeviceIdentity:
         """Return the CPU's model name and the RAM."""
-        return DeviceIdentity(kind="host", name=self._name, total=self._total)
+        return DeviceIdentity(kind="host", name=self._name, total=self._total, note=self._note)
 
     def read(self) -> DeviceReading:
         """Return the values of now; each that can't be read is None with its reason."""

@@ -25,6 +25,9 @@ class Answers:
     reasons: dict[str, str] = field(default_factory=dict)
     """Of a field without a value: why. Of one with a value: what has to be known of it."""
 
+    asked: bool = False
+    """Something of the detail has been asked, ever."""
+
     def put(self, values: dict[str, Any], now: float) -> None:
         """Take the answers of one getter; Absent in the place of a value is the reason why there is none."""
         for name, value in values.items():
@@ -43,7 +46,8 @@ class Answers:
             self.reasons[name] = reason
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget everything, except that it has been asked."""
+        self.asked = self.asked or any(name in self.values or name in self.reasons for name in DETAIL)
         self.values.clear()
         self.when.clear()
         self.reasons.clear()
@@ -63,7 +67,8 @@ class Answers:
 
     def detail(self, now: float, why: str, of_parent: Iterable[str]) -> DeviceDetail | None:
         """Return the detail; None before anything of it has been asked."""
-        if not any(name in self.values or name in self.reasons for name in DETAIL):
+        self.asked = self.asked or any(name in self.values or name in self.reasons for name in DETAIL)
+        if not self.asked:
             return None
         return DeviceDetail(
             **{name: self.values[name] for name in DETAIL if name in self.values},

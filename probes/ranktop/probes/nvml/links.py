@@ -127,4 +127,4 @@ def _missing(subject: Subject, link: int, item: int, error: Exception) -> bool:
     return True
 
 
-LINKS: Final = Getter("nvmlDeviceGetNvLinkState", ("nvlinks",), _ask)
+LINKS: Final = Getter("nvmlDeviceGetNvLinkState", ("nvlinks",), _ask, calls=3)

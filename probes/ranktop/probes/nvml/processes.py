@@ -10,12 +10,14 @@ from typing import Any, Final, NamedTuple
 
 from ranktop.probes.nvml.codes import Absent
 from ranktop.probes.nvml.getter import Getter, Subject, Values, first
-from ranktop.probes.nvml.limits import NO_NUMBER, NO_NUMBER_64
+from ranktop.probes.nvml.limits import NO_NUMBER
 from ranktop.probes.reading import DeviceProcess
 
 LISTED: Final = "listed"
 """Key of the raw list among the values of the compute processes."""
 MOST: Final = 64
+_LARGEST: Final = 1 << 50
+"""Bytes; more is what drivers put where they have no number (2^64-1, or 2^63 rounded)."""
 
 _NOT_LISTED: Final = "this process is not in the driver's list (no CUDA context yet, or a container's own process ids)"
 
@@ -105,7 +107,7 @@ def _entry(line: Any) -> Entry:
     gpu, compute = (getattr(line, key, NO_NUMBER) for key in ("gpuInstanceId", "computeInstanceId"))
     return Entry(
         pid=int(line.pid),
-        bytes=None if size is None or size == NO_NUMBER_64 else int(size),
+        bytes=None if size is None or size > _LARGEST else int(size),
         gpu_instance=None if gpu == NO_NUMBER else int(gpu),
         compute_instance=None if compute == NO_NUMBER else int(compute),
     )

@@ -184,9 +184,11 @@ class Reader:
 
     def _slow(self, subject: Subject) -> None:
         whole, self._whole_turn = self._whole_turn, False
+        before = self.library.count
         for _ in range(len(self._queue)):
             item = self._queue[self._turn % len(self._queue)]
-            if self.closing or (not whole and self._cost(item) > subject.left):
+            # What needs more calls than there ever are has a round for itself, or it would hold up the others.
+            if self.closing or (not whole and self._cost(item) > subject.left and self.library.count > before):
                 return
             self._turn += 1
             if isinstance(item, Fact):
