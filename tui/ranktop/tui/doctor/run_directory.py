@@ -6,17 +6,17 @@ import contextlib
 import fcntl
 import os
 import secrets
+import shlex
 import socket
 import stat
-import time
 from pathlib import Path
 from typing import Final
 
 from ranktop.tui.doctor.check import Check, Result, failed, passed, skipped, warned
-from ranktop.tui.doctor.scene import Scene, plural
+from ranktop.tui.doctor.scene import Scene
 from ranktop.wire.endpoints import (
+    JOB_DIRECTORY_FILES,
     LOCK_FILE,
-    STALE_AFTER,
     VIEWERS_SOCKET,
     RunDirectoryError,
     check_directory,
@@ -123,7 +123,7 @@ def _try_socket(path: Path) -> None:
 
 
 def look_at_leftovers(scene: Scene) -> Result | list[Result]:
-    """Tell of directories whose hub was killed; ranktop removes them by itself after an hour."""
+    """Tell of directories whose hub was killed; ranktop removes them by itself after an hour where it can."""
     path = directory(scene)
     find_jobs()  # which cleans away what it may
     try:
@@ -131,22 +131,21 @@ def look_at_leftovers(scene: Scene) -> Result | list[Result]:
     except OSError:
         return []
     left = [entry for entry in entries if _is_left(entry)]
-    old = [entry.name for entry in left if time.time() - _touched(entry) > STALE_AFTER]
-    facts = {"leftovers": [entry.name for entry in left], "old": old}
-    if old:
-        # Something in them is not ranktop's.
-        return warned(f"{plural(len(old), 'directory')} of dead jobs stay", f"rm -r {path / old[0]}", **facts)
+    stuck = [entry.name for entry in left if _strangers(entry)]
+    facts = {"leftovers": [entry.name for entry in left], "stuck": stuck}
+    if stuck:
+        found = f"{path / stuck[0]} is of a dead job and holds what ranktop does not remove"
+        return warned(found, f"rm -r {shlex.quote(str(path / stuck[0]))}", **facts)
     if left:
         return passed(f"{len(left)} of jobs whose hub was killed; cleaned away an hour later", **facts)
     return passed("none of dead jobs", **facts)
 
 
-def _touched(path: Path) -> float:
-    """Return when a directory or anything in it last changed."""
-    times = [path.lstat().st_mtime]
+def _strangers(path: Path) -> list[str]:
+    """Return what is in a job's directory and not a file of its hub: ranktop leaves such a directory where it is."""
     with contextlib.suppress(OSError):
-        times += [entry.lstat().st_mtime for entry in path.iterdir()]
-    return max(times)
+        return [entry.name for entry in path.iterdir() if entry.name not in JOB_DIRECTORY_FILES]
+    return []
 
 
 def _is_left(path: Path) -> bool:
