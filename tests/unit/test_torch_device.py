@@ -55,7 +55,10 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
             monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        target = locate(index)
+        try:
+            target = locate(index)
+        except LookupError as error:  # It will never be known.
+            return f"never: {error}"
         if isinstance(target, str):
             return target
         assert (target.name, target.total) == ("NVIDIA H100 80GB HBM3", 85_028_765_696)
@@ -121,6 +124,7 @@ def test_without_a_uuid_of_torchs_only_a_full_name_in_the_variable_helps(
 def test_without_any_uuid_it_says_so(names: Names) -> None:
     answer = names(0, torch_with(device(None)))
     assert isinstance(answer, str)
+    assert answer.startswith("never: ")
     assert "UUID" in answer
 
 
@@ -132,4 +136,4 @@ def test_cuda_is_not_touched_first(names: Names) -> None:
 def test_a_rocm_device_is_said_to_be_one(names: Names) -> None:
     answer = names(0, torch_with(device(GPU), hip="6.2"))
     assert isinstance(answer, str)
-    assert "ROCm" in answer
+    assert answer.startswith("never: a ROCm device")
