@@ -11,6 +11,7 @@ from rich.style import Style
 from textual.pilot import Pilot
 
 from ranktop.tui.app import RanktopApp
+from ranktop.tui.screens.live import LiveScreen
 from ranktop.tui.screens.ranks import RanksScreen
 
 STYLE_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-*/=<>?!"
@@ -38,7 +39,7 @@ class Dashboard:
         await self.draw()
 
     async def draw(self) -> None:
-        if isinstance(self.app.screen, RanksScreen):
+        if isinstance(self.app.screen, LiveScreen):
             self.app.screen.hurry()
         await self.pilot.pause()
 

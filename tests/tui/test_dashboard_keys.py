@@ -155,6 +155,8 @@ def test_detail_pages_and_rules() -> None:
         async with dashboard(fsdp_job()) as run:
             assert "collectives" in run.text()
             await run.press("tab")
+            assert "slowed by" in run.text()
+            await run.press("tab")
             assert "LlamaForCausalLM" in run.text()
             await run.press("tab")
             assert "Llama-like" in run.text()

@@ -35,9 +35,10 @@ KEYS: Final = (
     Key("previous-moment", "left_square_bracket", "[", "moment(-1)", "previous moment", "look"),
     Key("scale", "z", "z", "zoom", "what the full bar is: auto, device, process, tensors", "look"),
     Key("detail", "enter", "Enter", "detail", "detail of the selected rank on or off", "look"),
-    Key("detail-page", "tab", "Tab", "side(1)", "next side of the detail: steps, card, rules", "look"),
+    Key("detail-page", "tab", "Tab", "side(1)", "next side of the detail: steps, device, card, rules", "look"),
     Key("rules", "e", "e", "rules", "explain: the rule behind each expected number", "look"),
     Key("strategies", "s", "s", "strategies", "this job under every strategy", "screens"),
+    Key("device", "d", "d", "device", "all that the selected rank's device says", "screens"),
     Key("freeze", "space", "Space", "freeze", "freeze the picture; again to go on", "look"),
     Key("theme", "t", "t", "theme", "next theme: dark, light, the terminal's own colours", "program"),
     Key("help", "question_mark", "?", "help", "this help", "program"),
@@ -97,6 +98,20 @@ FIT_KEYS: Final = (
     Key("fit-back", "escape,g", "Esc g", "back", "back to the plans, from them to the strategies", "screens"),
 )  # fmt: skip
 """Keys of the plans that fit."""
+
+DEVICE_KEYS: Final = (
+    Key("device-up", "up,k", "↑ k", "scroll(-1)", "one line up", "move"),
+    Key("device-down", "down,j", "↓ j", "scroll(1)", "one line down", "move"),
+    Key("device-page-up", "pageup", "PgUp", "scroll(-15)", "a page up", "move"),
+    Key("device-page-down", "pagedown", "PgDn", "scroll(15)", "a page down", "move"),
+    Key("device-top", "home", "Home", "scroll(-100000)", "to the top", "move"),
+    Key("device-end", "end", "End", "scroll(100000)", "to the end", "move"),
+    Key("device-previous", "left,p", "← p", "rank(-1)", "the previous rank's device", "move"),
+    Key("device-next", "right,n", "→ n", "rank(1)", "the next rank's device", "move"),
+    Key("device-freeze", "space", "Space", "freeze", "freeze the picture; again to go on", "look"),
+    Key("device-back", "escape,d,r", "Esc d r", "back", "back to the ranks", "screens"),
+)  # fmt: skip
+"""Keys of the device screen."""
 
 GROUPS: Final = {
     "move": "Move", "order": "Order and filter", "look": "Look", "what if": "What if", "screens": "Screens",

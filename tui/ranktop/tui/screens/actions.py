@@ -120,18 +120,14 @@ class RankActions(LiveScreen):
         self.options.page = 0 if self.options.page % len(PAGES) == at else at
         self.say(f"detail: {PAGES[self.options.page]}")
 
-    def action_freeze(self) -> None:
-        """Freeze the picture, or go on."""
-        if self.frozen is None:
-            self.frozen = self.app.session.snapshot(copy_history=True)
-            self.options.frozen_at = self.frozen.now
-            self.hurry()
-        else:
-            self.frozen = self.options.frozen_at = None
-            self.say("live again")
-
     def action_strategies(self) -> None:
         """Go to the strategies."""
         from ranktop.tui.screens.strategies import StrategiesScreen
 
         self.app.push_screen(StrategiesScreen(self.options, self.frozen))
+
+    def action_device(self) -> None:
+        """Go to the selected rank's device."""
+        from ranktop.tui.screens.device import DeviceScreen
+
+        self.app.push_screen(DeviceScreen(self))

@@ -107,6 +107,16 @@ class LiveScreen(Screen[None]):
         """Return what is to be shown."""
         return self.frozen or self.app.session.snapshot()
 
+    def action_freeze(self) -> None:
+        """Freeze the picture, or go on."""
+        if self.frozen is None:
+            self.frozen = self.app.session.snapshot(copy_history=True)
+            self.options.frozen_at = self.frozen.now
+            self.hurry()
+        else:
+            self.frozen = self.options.frozen_at = None
+            self.say("live again")
+
     def draw(self) -> None:
         """Draw one snapshot; an exception becomes a notice, the screen keeps its last picture."""
         changed = 1

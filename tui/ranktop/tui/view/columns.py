@@ -7,6 +7,7 @@ from typing import Final
 
 from rich.cells import cell_len
 
+from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.scale import Scale
 from ranktop.tui.view.text import plain
@@ -61,6 +62,20 @@ class Columns:
         return sum(column.width + 1 for column in self.right)
 
 
+def device_name(view: RankView) -> str:
+    """Return the device as torch calls it, ``cuda:3`` or ``host``; of a MIG instance with its number."""
+    card = view.card
+    if card is None:
+        return ""
+    device = card.device
+    if device.kind != "cuda":
+        return plain(device.kind)
+    name = "cuda" if device.torch_index is None else f"cuda:{device.torch_index}"
+    if device.mig is None:
+        return name
+    return f"{name} MIG" if device.mig.index is None else f"{name} MIG {device.mig.index}"
+
+
 def choose(snapshot: Snapshot, scale: Scale, width: int) -> Columns:
     """Return the columns that fit into ``width`` cells: by worth, the state always, the bar at least 20 cells."""
     cards = [view.card for view in snapshot.ranks if view.card is not None]
@@ -69,7 +84,8 @@ def choose(snapshot: Snapshot, scale: Scale, width: int) -> Columns:
     node = Column("node", "node", min(16, max(4, *(cell_len(plain(name)) for name in (*nodes, "")))), 40, "<")
     if len(nodes) > 1:
         node = Column("node", "node", node.width, 75, "<")
-    device = Column("device", "device", 7, 35, "<")
+    names = (device_name(view) for view in snapshot.ranks)
+    device = Column("device", "device", min(13, max(7, *(cell_len(name) for name in (*names, "")))), 35, "<")
     candidates = [node, device, *RIGHT]
     if len(totals) <= 1 and scale.zoom == "device":
         # The heading says it once for all.

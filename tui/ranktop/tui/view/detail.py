@@ -10,11 +10,14 @@ from ranktop.tui.session.expected import ALLOCATED
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import LETTERS
+from ranktop.tui.view.columns import device_name
+from ranktop.tui.view.device import device_block
+from ranktop.tui.view.device_words import device_sentences, other_sentence, parts_of_other, unknown_sentences
 from ranktop.tui.view.facts import card_block, rules_block, stale_note, steps_block
 from ranktop.tui.view.header import moment_title
 from ranktop.tui.view.history import history
 from ranktop.tui.view.options import PAGES, Options
-from ranktop.tui.view.rows import Table, delta_style, device_name
+from ranktop.tui.view.rows import Table, delta_style
 from ranktop.tui.view.scale import Shown
 from ranktop.tui.view.status import end_sentence, outlier_sentence
 from ranktop.tui.view.text import (
@@ -23,7 +26,7 @@ from ranktop.tui.view.text import (
     Unit,
     beside,
     count,
-    duration,
+    first_that_fits,
     fit,
     human,
     length,
@@ -40,6 +43,8 @@ MIN_SIDE: Final = 28
 SIDE: Final = 34
 """Cells from which on a further page is shown beside it."""
 MIN_CHART: Final = 6
+OTHER_TEXT: Final = 34
+"""Cells of a category's row up to where what ``other`` is made of begins: nothing is expected of it."""
 CONTENT_ROWS: Final = 12
 """Rows that the panel needs: identity, titles, nine categories, the sum."""
 
@@ -71,8 +76,10 @@ def _identity(row: Shown, options: Options, width: int) -> Line:
     facts = [f"rank {view.rank}"]
     card = view.card
     if card is not None:
-        nvml = "" if card.device.nvml_index is None else f" (NVML {card.device.nvml_index})"
-        facts += [plain(card.node), device_name(view) + nvml, plain(card.device.name), f"pid {card.pid}"]
+        known = [] if card.device.nvml_index is None else [f"NVML {card.device.nvml_index}"]
+        known += ["memory shared with the host"] if card.device.unified else []
+        place = f" ({', '.join(known)})" if known else ""
+        facts += [plain(card.node), device_name(view) + place, plain(card.device.name), f"pid {card.pid}"]
         if view.restart:
             facts.append(f"restart {view.restart}")
     stale = stale_note(view)
@@ -92,7 +99,7 @@ def _table_step(view: RankView) -> int | None:
     return None if view.sample is None or view.sample.table is None else view.sample.table.step
 
 
-def memory_block(row: Shown, frame: Table, options: Options) -> list[Line]:
+def memory_block(row: Shown, snapshot: Snapshot, frame: Table, options: Options) -> list[Line]:
     """Lay expected beside measured by category, with the difference and the step since when it stands."""
     glyphs, unit = options.glyphs, frame.scale.unit
     titles = f" {unit.name:<13}{'expected':>9}{'measured':>9}{glyphs.delta:>8}  since"
@@ -101,6 +108,8 @@ def memory_block(row: Shown, frame: Table, options: Options) -> list[Line]:
     for name in CATEGORIES:
         hot = outlier is not None and outlier.category == name
         lines.append(_category(name, row, unit, options, hot))
+        if name == "other":
+            lines[-1] = _with_parts(lines[-1], row, snapshot, unit)
     used = size(row.memory.used(), unit, 2, glyphs.dash)
     total = size(row.memory.total, unit, 2, glyphs.dash)
     lines.append(
@@ -139,6 +148,17 @@ def _category(name: str, row: Shown, unit: Unit, options: Options, hot: bool) ->
     )  # fmt: skip
 
 
+def _with_parts(line: Line, row: Shown, snapshot: Snapshot, unit: Unit) -> Line:
+    """Say in what is left of the row of ``other`` what it is made of, as much as there is room for."""
+    parts = [(name, size(held, unit, 2)) for name, held in parts_of_other(row.view, snapshot)]
+    room = TABLE_WIDTH - OTHER_TEXT
+    names = [name for name, _ in parts]
+    forms = [", ".join(f"{name} {held}" for name, held in parts), " + ".join(names), *names[:1], ""]
+    text = first_that_fits(forms, room)
+    ranks = text.startswith("rank")
+    return pad((*pad(line, OTHER_TEXT), (text, "bad" if ranks else "dim")), TABLE_WIDTH) if text else line
+
+
 def _since(name: str, row: Shown, options: Options) -> str:
     standing = row.view.standing.get((row.moment or "", name))
     if standing is None or not row.delta(name):
@@ -148,24 +168,27 @@ def _since(name: str, row: Shown, options: Options) -> str:
 
 
 def _body(row: Shown, snapshot: Snapshot, frame: Table, options: Options, width: int, height: int) -> list[Line]:
-    memory = memory_block(row, frame, options)
-    told = _sentences(row, frame, options)
+    memory = memory_block(row, snapshot, frame, options)
+    known = [*other_sentence(row.view, snapshot, frame.scale.unit), *_unknown(row), *unknown_sentences(row.view)]
     free = width - TABLE_WIDTH - 1
     sides = min(len(PAGES), max(free // SIDE, 1 if free >= MIN_SIDE else 0))
+    # The device's page tells what ails it: no need to say it again where that would take the page's room.
+    health = sides != 1 or PAGES[options.page % len(PAGES)] != "device"
+    told = _sentences(row, snapshot, frame, options, health)
     if not sides:
         block = memory if options.page % 2 == 0 else _page(options.page // 2, row, snapshot, options, width - 1)
-        return [*block, *_tell([*told, *_unknown(row)], width)][:height]
-    columns, widths = [memory], [TABLE_WIDTH]
+        return [*block, *_tell([*told, *known], width)][:height]
+    columns, widths, pages = [memory], [TABLE_WIDTH], _pages(options.page, row)
     for at in range(sides):
         each = free // sides - 2 if at < sides - 1 else free - (free // sides) * (sides - 1) - 2
-        columns.append(_page(options.page + at, row, snapshot, options, each))
+        columns.append(_page(pages[at], row, snapshot, options, each))
         widths.append(each)
     below = _tell(told, width)
     if told and height - len(memory) < len(below):
         # Small screens have no line below the table: say it beside it.
         columns[1] = _beside(columns[1], told, widths[1], height)
         below = []
-    below += _tell(_unknown(row), width)
+    below += _tell(known, width)
     tallest = max(len(column) for column in columns)
     lines = _side_by_side(columns, widths, min(height, max(len(memory), min(tallest, height - len(below)))), options)
     lines += below[: max(0, height - len(lines))]
@@ -181,8 +204,18 @@ def _beside(page: list[Line], told: list[tuple[str, str]], width: int, height: i
     return [*page[: max(0, height - len(said))], *said]
 
 
+def _pages(first: int, row: Shown) -> list[int]:
+    """Return the pages from the chosen one on; a host says so little that its device comes last."""
+    order = [(first + at) % len(PAGES) for at in range(len(PAGES))]
+    host = row.view.card is not None and row.view.card.device.kind != "cuda"
+    device = PAGES.index("device")
+    return sorted(order, key=lambda page: page == device) if host and order[0] != device else order
+
+
 def _page(number: int, row: Shown, snapshot: Snapshot, options: Options, width: int) -> list[Line]:
     name = PAGES[number % len(PAGES)]
+    if name == "device":
+        return device_block(row.view, snapshot, width, options.glyphs)
     if name == "card":
         return card_block(row.view, width)
     if name == "rules":
@@ -202,7 +235,7 @@ def _side_by_side(columns: list[list[Line]], widths: list[int], rows: int, optio
     return lines
 
 
-def _sentences(row: Shown, frame: Table, options: Options) -> list[tuple[str, str]]:
+def _sentences(row: Shown, snapshot: Snapshot, frame: Table, options: Options, health: bool) -> list[tuple[str, str]]:
     told: list[tuple[str, str]] = []
     ended = end_sentence(row.view)
     if ended:
@@ -210,9 +243,7 @@ def _sentences(row: Shown, frame: Table, options: Options) -> list[tuple[str, st
     outlier = frame.outliers.get(row.view.rank)
     if outlier is not None:
         told.append((f"{options.glyphs.alert} {outlier_sentence(row.view.rank, outlier)}", "bad"))
-    sample = row.view.sample
-    if sample is not None and sample.device.state not in ("ok", "unavailable"):
-        told.append((f"device: {plain(sample.device.state)}, values are {duration(sample.device.age)} old", "warn"))
+    told += device_sentences(row.view, snapshot, options.glyphs, health=health)
     return told
 
 

@@ -20,8 +20,8 @@ NOTICE_SECONDS: Final = 60.0
 """How long a mark is told in the line of hints."""
 
 HINTS: Final = (
-    ("?", "help"), ("q", "quit"), ("s", "strategies"), ("m", "moment"), ("/", "filter"), ("space", "freeze"),
-    ("z", "scale"), ("o", "order"), ("enter", "detail"), ("tab", "page"), ("t", "theme"),
+    ("?", "help"), ("q", "quit"), ("s", "strategies"), ("d", "device"), ("m", "moment"), ("/", "filter"),
+    ("space", "freeze"), ("z", "scale"), ("o", "order"), ("enter", "detail"), ("tab", "page"), ("t", "theme"),
 )  # fmt: skip
 """Keys named in the last line, by worth."""
 
@@ -29,12 +29,12 @@ HINTS: Final = (
 def header(snapshot: Snapshot, link: Link, options: Options, width: int) -> Line:
     """Say which job, what strategy, how many ranks, which step and how alive the link is, in one line."""
     glyphs = options.glyphs
-    right = merge([*_progress(snapshot, options), *_link(link, snapshot, glyphs), (" ", "head")])
+    right = merge([*_progress(snapshot, options), *link_words(link, snapshot, glyphs), (" ", "head")])
     state = job_state(snapshot, glyphs)
     if length(right) > width - 18 and state:
-        right = merge([*state, ("   ", "head"), *_link(link, snapshot, glyphs), (" ", "head")])
+        right = merge([*state, ("   ", "head"), *link_words(link, snapshot, glyphs), (" ", "head")])
     if length(right) > width - 18:
-        right = merge([*_link(link, snapshot, glyphs), (" ", "head")])
+        right = merge([*link_words(link, snapshot, glyphs), (" ", "head")])
     if length(right) > width - 8:
         right = ()
     room = width - length(right) - 1
@@ -79,7 +79,8 @@ def _progress(snapshot: Snapshot, options: Options) -> Line:
     return merge(spans)
 
 
-def _link(link: Link, snapshot: Snapshot, glyphs: Glyphs) -> Line:
+def link_words(link: Link, snapshot: Snapshot, glyphs: Glyphs) -> Line:
+    """Say how alive the link to the job is."""
     if link.state == "live":
         if snapshot.state == "ended":
             return ((f"{glyphs.waiting} link to ended job", "head"),)

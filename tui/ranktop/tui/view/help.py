@@ -5,9 +5,11 @@ from __future__ import annotations
 from textwrap import wrap
 
 from ranktop.budget.terms import CATEGORIES
-from ranktop.tui.keys import FIT_KEYS, GROUPS, KEYS, Key, shown_keys
+from ranktop.tui.keys import DEVICE_KEYS, FIT_KEYS, GROUPS, KEYS, Key, shown_keys
 from ranktop.tui.view.bar import LETTERS
+from ranktop.tui.view.device_screen import HELP as DEVICE_HELP
 from ranktop.tui.view.fit import HELP
+from ranktop.tui.view.hints import in_letters
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.status import SHORT
 from ranktop.tui.view.text import Line, Span, pad
@@ -36,7 +38,7 @@ def help_lines(options: Options, keys: tuple[Key, ...], width: int) -> list[Line
         lines += [pad((), width), pad([(f" {title}", "label bold")], width)]
         for key in listed:
             if key.group == group:
-                shown = key.shown.replace("↑", "Up").replace("↓", "Down") if options.glyphs.ascii else key.shown
+                shown = in_letters(key.shown) if options.glyphs.ascii else key.shown
                 lines.append(pad([(f"  {shown:<{_KEY_CELLS}}", "key"), (key.words, "text")], width))
     lines += [pad((), width), pad([(" Esc or ? goes back", "dim")], width)]
     return lines
@@ -45,6 +47,8 @@ def help_lines(options: Options, keys: tuple[Key, ...], width: int) -> list[Line
 def _texts(options: Options, keys: tuple[Key, ...]) -> list[str]:
     if keys is FIT_KEYS:
         return list(HELP)
+    if keys is DEVICE_KEYS:
+        return list(DEVICE_HELP)
     return _reading(options) if keys is KEYS else _strategies(options)
 
 
@@ -60,8 +64,10 @@ def _reading(options: Options) -> list[str]:
             "measured; one colour a category, one scale for all."
         )
     glyphs = options.glyphs
-    states = ((glyphs.alert, "look here"), (glyphs.failed, "failed or killed"), (glyphs.ended, "ended"),
-              (glyphs.silent, "silent"), (glyphs.starting, "starting"), (glyphs.missing, "not seen"))  # fmt: skip
+    states = (
+        (glyphs.alert, "look here"), (glyphs.failed, "failed, killed or GPU lost"), (glyphs.ended, "ended"),
+        (glyphs.silent, "silent or no answer"), (glyphs.starting, "starting"), (glyphs.missing, "not seen"),
+    )  # fmt: skip
     return [
         bar,
         f"{glyphs.delta} compares two sides: 0 is within the rule's error, {glyphs.about} is less than the unit shows.",

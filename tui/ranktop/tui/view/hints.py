@@ -19,12 +19,19 @@ def hint_line(hints: Hints, notice: str, right: Sequence[Span], glyphs: Glyphs, 
     spans: list[Span] = [(" ", "")]
     room = width - length(right)
     for key, word in hints:
-        shown = key.replace("↑↓", "Up Down") if glyphs.ascii else key
+        shown = in_letters(key) if glyphs.ascii else key
         hint: list[Span] = [(shown, "key"), (f" {word}  ", "dim")]
         if length(spans) + length(hint) > room:
             break
         spans += hint
     return beside(merge(spans), right, width)
+
+
+def in_letters(keys: str) -> str:
+    """Write the arrow keys by name."""
+    for arrow, name in (("↑", "Up"), ("↓", "Down"), ("←", "Left"), ("→", "Right")):
+        keys = keys.replace(arrow, f"{name} ")
+    return " ".join(keys.split())
 
 
 def place(top: int, shown: int, whole: int, glyphs: Glyphs) -> Sequence[Span]:

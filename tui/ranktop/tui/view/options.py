@@ -18,7 +18,7 @@ SORTS: Final = ("rank", "used", "difference", "utilization", "power", "temperatu
 ZOOMS: Final = ("auto", "device", "process", "tensors")
 """What the full bar stands for: chosen by itself, the device, the largest process, the largest sum of tensors."""
 
-PAGES: Final = ("steps", "card", "rules")
+PAGES: Final = ("steps", "device", "card", "rules")
 """Side pages of the detail panel."""
 
 MOMENT_WORDS: Final = {

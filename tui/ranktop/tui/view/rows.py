@@ -11,14 +11,20 @@ from rich.cells import cell_len
 
 from ranktop.budget.terms import CATEGORIES, STATES
 from ranktop.tui.session.peers import Outlier, outliers
-from ranktop.tui.session.rank import GONE, SILENT_INTERVALS, RankView
+from ranktop.tui.session.processes import Stray
+from ranktop.tui.session.rank import GONE, RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import DRAWN, cells, half_blocks, letters
-from ranktop.tui.view.columns import Columns, choose
+from ranktop.tui.view.columns import Columns, choose, device_name
+from ranktop.tui.view.device_words import strangers
+from ranktop.tui.view.gauges import Gauges
 from ranktop.tui.view.options import MOMENT_WORDS, Options
 from ranktop.tui.view.scale import Scale, Shown, scale_of, shown
 from ranktop.tui.view.status import rank_state
 from ranktop.tui.view.text import Line, Span, duration, first_that_fits, fit, merge, plain, seconds, signed, size
+
+GAUGED: Final = ("utilization", "power", "temperature")
+"""Columns that are read from the device."""
 
 BIG_DIFFERENCE: Final = 0.05
 """Share of the expected bytes above which a difference is a person's business."""
@@ -32,6 +38,8 @@ class Table:
     """Ranks that pass the filter, in the chosen order."""
     scale: Scale
     outliers: Mapping[int, Outlier]
+    strays: Mapping[int, Stray]
+    """Rank -> other ranks of the job on its device that have one of their own."""
     columns: Columns
     budgeted: tuple[str, ...]
     """Categories that have an expected side somewhere."""
@@ -49,7 +57,8 @@ def table(snapshot: Snapshot, options: Options, width: int) -> Table:
     options.held = (scale.zoom, scale.bytes)
     alive = {row.view.rank: (row.view, row.memory) for row in everyone if row.view.sample is not None}
     found = outliers(alive)
-    rows = [row for row in everyone if _passes(row.view, found.get(row.view.rank), options, scale)]
+    strays = strangers(snapshot)
+    rows = [row for row in everyone if _passes(row.view, found.get(row.view.rank), strays, options, scale)]
     rows = _ordered(rows, options, scale)
     known = {name for row in everyone for name, amount in row.amounts.items() if amount.bytes is not None}
     budgeted = tuple(name for name in CATEGORIES if name in known)
@@ -57,20 +66,23 @@ def table(snapshot: Snapshot, options: Options, width: int) -> Table:
         rows=tuple(rows),
         scale=scale,
         outliers=found,
+        strays=strays,
         columns=choose(snapshot, scale, width),
         budgeted=budgeted,
         total_ranks=len(everyone),
     )
 
 
-def _passes(view: RankView, outlier: Outlier | None, options: Options, scale: Scale) -> bool:
+def _passes(
+    view: RankView, outlier: Outlier | None, strays: Mapping[int, Stray], options: Options, scale: Scale
+) -> bool:
     wanted = options.filter.strip().lower()
     if not wanted:
         return True
     if wanted.isdigit():
         return view.rank == int(wanted)
     card = view.card
-    state, style = rank_state(view, outlier, scale.unit, options.glyphs)
+    state, style = rank_state(view, outlier, scale.unit, options.glyphs, strays.get(view.rank))
     if wanted == "!":
         return style in ("bad", "warn")
     words = [f"rank {view.rank}", state]
@@ -104,16 +116,6 @@ def _sort_value(row: Shown, sort: str, scale: Scale) -> float | None:
     sample = row.view.sample
     value: float | None = None if sample is None else getattr(sample.device, sort)
     return value
-
-
-def device_name(view: RankView) -> str:
-    """Return the device as torch calls it: ``cuda:3`` or ``host``."""
-    card = view.card
-    if card is None:
-        return ""
-    if card.device.kind != "cuda":
-        return plain(card.device.kind)
-    return "cuda" if card.device.torch_index is None else f"cuda:{card.device.torch_index}"
 
 
 def heading(frame: Table, options: Options, left: int) -> tuple[Line, Line]:
@@ -216,10 +218,14 @@ def right_line(row: Shown, frame: Table, options: Options) -> Line:
 
 
 def _with_age(text: str, view: RankView, width: int) -> str:
-    """Say how old the last picture of an ended rank is, where there is room for it."""
-    if view.state not in GONE or view.age is None:
-        return text
-    longer = f"{text} {duration(view.age)} ago"
+    """Say how old the last picture of an ended rank is, or the GPU's values, where there is room for it."""
+    longer = text
+    if view.state in GONE and view.age is not None:
+        longer = f"{text} {duration(view.age)} ago"
+    elif view.state in ("ok", "starting"):
+        gauges = Gauges.of(view)
+        old = gauges.old(*GAUGED) if gauges is not None else None
+        longer = text if old is None else f"{text}, GPU {duration(old)} old"
     return longer if cell_len(longer) <= width else text
 
 
@@ -227,7 +233,7 @@ def _cell(key: str, row: Shown, frame: Table, options: Options, outlier: Outlier
     view, glyphs, unit = row.view, options.glyphs, frame.scale.unit
     sample = view.sample
     if key == "state":
-        return rank_state(view, outlier, unit, glyphs)
+        return rank_state(view, outlier, unit, glyphs, frame.strays.get(view.rank))
     if key == "used":
         return size(row.used(frame.scale.zoom), unit, dash=glyphs.dash), "number bold"
     if key == "total":
@@ -249,7 +255,8 @@ def _cell(key: str, row: Shown, frame: Table, options: Options, outlier: Outlier
     value: float | None = getattr(sample.device, key)
     if value is None:
         return glyphs.dash, "dim"
-    old = sample.device.age > SILENT_INTERVALS * sample.interval
+    gauges = Gauges.of(view)
+    old = gauges is not None and gauges.old(key) is not None
     return (f"{value:.0f}%" if key == "utilization" else f"{value:.0f}"), "dim" if old else "number"
 
 

@@ -6,8 +6,11 @@ import re
 from typing import Final
 
 from ranktop.tui.session.peers import Outlier
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.processes import Stray
+from ranktop.tui.session.rank import RankView, device_trouble
 from ranktop.tui.session.state import Snapshot
+from ranktop.tui.view.device_words import health_word, stray_words
+from ranktop.tui.view.gauges import Gauges
 from ranktop.tui.view.text import Glyphs, Line, Unit, duration, human, plain, signed
 
 SHORT: Final = {
@@ -23,7 +26,9 @@ _WHERE: Final = re.compile(rf"\[(?:enforce fail at )?{_SOURCE}\.?\] *|\b(?:in:? 
 """Where a library's own source raised, as gloo, NCCL and torch put it before what went wrong."""
 
 
-def rank_state(view: RankView, outlier: Outlier | None, unit: Unit, glyphs: Glyphs) -> tuple[str, str]:
+def rank_state(
+    view: RankView, outlier: Outlier | None, unit: Unit, glyphs: Glyphs, stray: Stray | None = None
+) -> tuple[str, str]:
     """Return what the state column says of a rank, and its style."""
     state = view.state
     age = "" if view.age is None else duration(view.age)
@@ -35,17 +40,31 @@ def rank_state(view: RankView, outlier: Outlier | None, unit: Unit, glyphs: Glyp
         return f"{glyphs.ended} ended", "dim"
     if state == "missing":
         return f"{glyphs.missing} not seen yet", "dim"
-    if state == "device lost":
-        assert view.sample is not None
-        return f"{glyphs.failed} GPU lost {duration(view.sample.device.age)}", "bad"
-    if state == "device no answer":
-        assert view.sample is not None
-        return f"{glyphs.alert} no answer {duration(view.sample.device.age)}", "warn"
+    if state.startswith("device "):
+        return device_state(view, glyphs)
+    if stray is not None:
+        return f"{glyphs.alert} {stray_words(stray)}", "bad"
     if state == "starting":
         return f"{glyphs.starting} starting", "dim"
     if outlier is not None:
         return f"{glyphs.alert} {_outlier(outlier, unit, glyphs)}", "bad" if outlier.difference > 0 else "warn"
-    return "  ok", "good"
+    gauges = Gauges.of(view)
+    ails = health_word(gauges) if gauges is not None else ""
+    return (f"{glyphs.alert} {ails}", "warn") if ails else ("  ok", "good")
+
+
+def device_state(view: RankView, glyphs: Glyphs) -> tuple[str, str]:
+    """Return in few words in what trouble a rank's device is, and the style; it must have a sample."""
+    sample = view.sample
+    assert sample is not None
+    state, since = device_trouble(view.card, sample), duration(sample.device.age)
+    if state == "lost":
+        return f"{glyphs.failed} GPU lost {since}", "bad"
+    if state == "reset required":
+        return f"{glyphs.alert} reset needed", "bad"
+    if state == "no answer":
+        return f"{glyphs.silent} no answer {since}", "warn"
+    return f"{glyphs.alert} no device", "warn"
 
 
 def _ended(view: RankView) -> str:
