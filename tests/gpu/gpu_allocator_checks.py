@@ -51,7 +51,7 @@ def counters(name: str, answer: Mapping[str, Any]) -> list[Check]:
     unnamed = [field for field in KEYS if mine[field] is None and not reading["reasons"].get(field)]
     expandable = name == "expandable segments"
     told = (reading["backend"], reading["expandable"]) == (answer["backend"], expandable)
-    cost = answer["quick_seconds"]
+    cost, (first, later) = answer["quick_seconds"], answer["read_seconds"]
     return [
         Check(f"{name}: counters", not wrong, f"(probe, torch) differ: {wrong}" if wrong else str(mine)),
         Check(f"{name}: reasons", not unnamed, str(unnamed or reading["reasons"])),
@@ -61,6 +61,7 @@ def counters(name: str, answer: Mapping[str, Any]) -> list[Check]:
             tuple(answer["quick"]) == (answer["allocated"], answer["reserved"]) and cost < 100e-6,
             f"{answer['quick']}, {cost * 1e6:.1f} microseconds",
         ),
+        Check(f"{name}: read", later < 1e-3, f"{first * 1e3:.2f} ms the first time, {later * 1e3:.2f} ms after it"),
     ]
 
 

@@ -22,7 +22,7 @@ from ranktop.probes.reading import DeviceProbe
 
 MOST_CALLS = 12
 """A second and rank."""
-WATCHED = 30.0
+WATCHED = 20.0
 """Seconds."""
 
 
@@ -79,7 +79,7 @@ def watch(device: DeviceProbe, seconds: float) -> tuple[float, dict[str, float]]
 
 
 def driver_calls() -> list[Check]:
-    """Read a device for half a minute and look at each call into the driver."""
+    """Read a device for some time and look at each call into the driver."""
     with Calls().counted() as calls:
         device = open_device(torch.device("cuda", 0))
         began = time.monotonic()

@@ -76,6 +76,7 @@ def counters() -> list[Check]:
         "allocated": 100,
         "reserved": 101,
         "quick_seconds": 1e-5,
+        "read_seconds": (2e-3, 1e-4),
         "blocks": blocks,
     }
     agree = [*allocators.counters("native", answer), allocators.largest_free("native", answer)]

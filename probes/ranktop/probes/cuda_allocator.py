@@ -96,7 +96,7 @@ class CudaAllocator:
         if reserved is None or active is None or blocks is None:
             return None, "not in the statistics of this torch"
         try:
-            return self._free.read(torch, blocks + self._blocks_elsewhere, reserved - active)
+            return self._free.read(torch, blocks + self._blocks_elsewhere, max(0, reserved - active))
         except _ERRORS as error:
             return None, _words(error)
 
@@ -181,7 +181,8 @@ def _statistics(torch: Any, index: int) -> Mapping[str, Any]:
 
 def _number(stats: Mapping[str, Any], name: str, which: str = "current") -> int | None:
     nested = stats.get(name)
-    value = nested.get("all", {}).get(which) if isinstance(nested, Mapping) else stats.get(f"{name}.all.{which}")
+    of_all = nested.get("all") if isinstance(nested, Mapping) else None
+    value = of_all.get(which) if isinstance(of_all, Mapping) else stats.get(f"{name}.all.{which}")
     return value if isinstance(value, int) else None
 
 
