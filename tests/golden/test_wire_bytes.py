@@ -7,7 +7,7 @@ import pytest
 
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.terms import Memory
-from ranktop.probes.reading import DeviceIdentity
+from ranktop.probes.reading import AllocatorReading, DeviceDetail, DeviceIdentity, DeviceProcess, NvLink
 from ranktop.wire import codec
 from ranktop.wire.schema import (
     SCHEMA_VERSION,
@@ -16,6 +16,7 @@ from ranktop.wire.schema import (
     Batch,
     Body,
     Card,
+    Device,
     End,
     Header,
     History,
@@ -40,6 +41,18 @@ BODIES: dict[str, Body] = {
         now=Memory(parameters=24, free=0, total=80),
         table=Table(step=3, moments={"step_end": Memory(parameters=24)}),
         reasons={"cache": "x"},
+    ),
+    "device": Device(
+        rank=1,
+        detail=DeviceDetail(
+            energy=1.5,
+            nvlinks=(NvLink(3, up=True, replay=2),),
+            mps_processes=(DeviceProcess(7, 9),),
+            of_parent=("power",),
+            reasons={"fan": "x"},
+            ages={"energy": 0.5},
+        ),
+        allocator=AllocatorReading(allocated=24, backend="native", elsewhere={1: 5}),
     ),
     "end": End(rank=1, how="signal", code=9, detail="SIGKILL"),
     "history": History(rank=1, points=(Point(1.5, 3, None, 40, 24, 0, None, 7, 99.5, None),)),
@@ -98,6 +111,28 @@ GOLDEN = {
         "6976657382a667726f75707390a6726561736f6ec0a4636f737484a56370755f73cb0000000000000000a6686f6f6b5f"
         "73cb0000000000000000a764726f7070656400a66572726f727300"
     ),
+    "device": (
+        "83a472616e6b01a664657461696cde002bb26d656d6f72795f7574696c697a6174696f6ec0b1706572666f726d616e63"
+        "655f7374617465c0b26d656d6f72795f74656d7065726174757265c0b474656d70657261747572655f736c6f77646f77"
+        "6ec0b474656d70657261747572655f73687574646f776ec0af74656d70657261747572655f6d6178c0b674656d706572"
+        "61747572655f6d656d6f72795f6d6178c0af706f7765725f6d696e5f6c696d6974c0af706f7765725f6d61785f6c696d"
+        "6974c0b3706f7765725f64656661756c745f6c696d6974c0ac6d61785f736d5f636c6f636bc0b06d61785f6d656d6f72"
+        "795f636c6f636bc0a6656e65726779cb3ff8000000000000a366616ec0ab70657273697374656e6365c0ac636f6d7075"
+        "74655f6d6f6465c0af706369655f67656e65726174696f6ec0b3706369655f6d61785f67656e65726174696f6ec0aa70"
+        "6369655f7769647468c0ae706369655f6d61785f7769647468c0a7706369655f7478c0a7706369655f7278c0ac706369"
+        "655f7265706c617973c0a76e766c696e6b739185a46c696e6b03a27570c3a67265706c617902a87265636f76657279c0"
+        "a3637263c0ab6563635f656e61626c6564c0ad6563635f636f72726563746564c0af6563635f756e636f727265637465"
+        "64c0b76563635f6167677265676174655f636f72726563746564c0b96563635f6167677265676174655f756e636f7272"
+        "6563746564c0b272656d61707065645f636f72726563746564c0b472656d61707065645f756e636f72726563746564c0"
+        "ad72656d61705f70656e64696e67c0ac72656d61705f6661696c6564c0a87265636f76657279c0b26772617068696373"
+        "5f70726f636573736573c0ad6d70735f70726f6365737365739182a370696407a5627974657309a667706d5f736dc0ad"
+        "67706d5f6f63637570616e6379c0aa67706d5f74656e736f72c0a867706d5f6472616dc0a96f665f706172656e7491a5"
+        "706f776572a7726561736f6e7381a366616ea178a46167657381a6656e65726779cb3fe0000000000000a9616c6c6f63"
+        "61746f728fa9616c6c6f636174656418a87265736572766564c0ae7065616b5f616c6c6f6361746564c0ae696e616374"
+        "6976655f73706c6974c0a772657472696573c0a46f6f6d73c0a8626173656c696e6500a7726561736f6e7380a7626163"
+        "6b656e64a66e6174697665aa657870616e6461626c65c2a6616374697665c0a9726571756573746564c0a87365676d65"
+        "6e7473c0ac6c6172676573745f66726565c0a9656c73657768657265810105"
+    ),
     "end": ("84a472616e6b01a3686f77a67369676e616ca4636f646509a664657461696ca75349474b494c4c"),
     "history": ("82a472616e6b01a6706f696e7473919acb3ff800000000000003c0281800c007cb4058e00000000000c0"),
     "mark": ("82a477686174a3676170a664657461696ca132"),
@@ -130,7 +165,7 @@ def test_small_bodies_are_these_bytes(kind: str) -> None:
     assert codec.encode_body(BODIES[kind]).hex() == GOLDEN[kind]
 
 
-@pytest.mark.parametrize("kind", ["card", "sample"])
+@pytest.mark.parametrize("kind", ["card", "sample", "device"])
 def test_large_bodies_still_say_all_that_schema_1_says(kind: str) -> None:
     """Fields may be added at the end; none may be renamed, moved, dropped or change its type."""
     old = msgspec.msgpack.decode(bytes.fromhex(GOLDEN[kind]))
