@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,6 +121,23 @@ def test_the_shape_is_always_whole_and_every_null_has_its_reason(job: str) -> No
             assert all(told["reasons"].values())
         assert not set(device["ages"]) & set(device["reasons"]) - {"nvlink", "processes"}
         assert all(age >= 0 for age in device["ages"].values())
+
+
+def test_every_name_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "status.md").read_text(encoding="utf-8")
+
+    def names(value: object) -> Iterator[str]:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield key
+                if key not in ("reasons", "ages", "elsewhere", "rules", "tolerance", "notes", "precision"):
+                    yield from names(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                yield from names(inner)
+
+    told = {name for job in (stray_job, mig_job) for name in names(job_json(session_of(job()).snapshot()))}
+    assert {name for name in told if f'"{name}"' not in text} == set()
 
 
 def test_every_field_of_reading_and_detail_has_its_place() -> None:
