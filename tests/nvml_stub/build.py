@@ -88,6 +88,10 @@ class NvmlStub:
         words = [line.split() for line in data.decode("ascii").splitlines()]
         return [(float(when), name, int(number)) for when, name, number in words], since + len(data)
 
+    def calls_end(self) -> int:
+        """Return the place behind the last call, for ``call_lines``."""
+        return self.calls_file.stat().st_size if self.calls_file.exists() else 0
+
     def calls(self) -> list[tuple[float, str]]:
         """Return (monotonic seconds, function) of every call so far."""
         return [(when, name) for when, name, _ in self.call_lines()[0]]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from nvml_stub.build import NvmlStub, build_library, compiler
 from nvml_stub.remote import Client
+from nvml_stub.sweep import Sweep, run_all
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +38,9 @@ def nvml_client() -> Iterator[Callable[..., Client]]:
     for client in clients:
         code, _, errors = client.end()
         assert (code, errors) == (0, "")
+
+
+@pytest.fixture(scope="session")
+def nvml_sweep(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """What every getter x every return code came to."""
+    return run_all(nvml_library, tmp_path_factory.mktemp("sweep"))

@@ -23,13 +23,13 @@ def mig_uuid(number: int) -> str:
 
 def device(number: int, **changes: object) -> Settings:
     """Return the settings of an H100 that differ from those of every other, with ``changes`` (None: not supported)."""
-    total = 80 * GIB
+    total, used = 80 * GIB, (10 + number % 60) * GIB
     settings: Settings = {
         **_identity(number),
         "total": total,
         "reserved": 600 * MIB,
-        "used": (10 + number) * GIB,
-        "free": total - 600 * MIB - (10 + number) * GIB,
+        "used": used,
+        "free": total - 600 * MIB - used,
         "procs": "",
         "graphics_procs": "",
         "mps_procs": "",

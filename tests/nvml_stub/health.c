@@ -82,6 +82,7 @@ static Ret field_value(int number, FieldValue *field) {
   Ret told = (Ret)number_of(number, key, SUCCESS);
   if (told != SUCCESS) return told;
   field->type = UNSIGNED_LONG_LONG;
+  int older = !number_of(number, "blackwell", 0);
   switch (field->id) {
     case 3: case 4: case 5: case 6:
       return ecc_errors(number, (field->id - 3) % 2, (field->id - 3) / 2, &field->value.wide);
@@ -89,9 +90,10 @@ static Ret field_value(int number, FieldValue *field) {
     case 83: return give_ull(number, "energy", &field->value.wide);
     case 91: return narrow(number, "nvlinks", field);
     case 94: return narrow(number, "pcie_replays", field);
-    case 161: return of_link(number, field->scope, "replay", &field->value.wide);
-    case 162: return of_link(number, field->scope, "recovery", &field->value.wide);
-    case 163: return of_link(number, field->scope, "crc", &field->value.wide);
+    case 161: return older ? of_link(number, field->scope, "replay", &field->value.wide) : NOT_SUPPORTED;
+    case 162: return older ? of_link(number, field->scope, "recovery", &field->value.wide) : NOT_SUPPORTED;
+    case 163: return older ? of_link(number, field->scope, "crc", &field->value.wide) : NOT_SUPPORTED;
+    case 215: return older ? NOT_SUPPORTED : of_link(number, field->scope, "recovery", &field->value.wide);
     case 165: {
       ull state = 0;
       Ret ret = of_link(number, field->scope, "state", &state);

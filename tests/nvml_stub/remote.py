@@ -52,15 +52,32 @@ class Client:
         result: dict[str, Any] = self.tell("read", probe=probe)["result"]
         return result
 
+    def told(self, probe: int) -> dict[str, dict[str, Any]]:
+        """Return the reading, the detail (empty while there is none) and the identity as dictionaries."""
+        result: dict[str, dict[str, Any]] = self.tell("told", probe=probe)["result"]
+        return result
+
     def detail(self, probe: int) -> dict[str, Any]:
         """Return the detail as a dictionary, empty while there is none."""
-        result: dict[str, Any] = self.tell("detail", probe=probe)["result"]
-        return result
+        return self.told(probe)["detail"]
 
     def identity(self, probe: int) -> dict[str, Any]:
         """Return the device's identity as a dictionary."""
-        result: dict[str, Any] = self.tell("identity", probe=probe)["result"]
+        return self.told(probe)["identity"]
+
+    def remember(self) -> list[dict[str, dict[str, Any]]]:
+        """Have the process keep what all probes say now, for ``watch``; returns it."""
+        result: list[dict[str, dict[str, Any]]] = self.tell("remember")["result"]
         return result
+
+    def watch(self, probe: int, **condition: Any) -> dict[str, Any]:
+        """Read a probe until a condition is met and the others once: see client.py."""
+        result: dict[str, Any] = self.tell("watch", probe=probe, **condition)["result"]
+        return result
+
+    def threads(self) -> int:
+        """Return the number of the process's threads."""
+        return len(list(Path(f"/proc/{self.process.pid}/task").iterdir()))
 
     def until(self, probe: int, condition: Callable[[dict[str, Any]], bool], seconds: float = 10.0) -> dict[str, Any]:
         """Read until a reading meets the condition and return it; fails after so many seconds."""

@@ -22,6 +22,7 @@
  *   d0.remap_corrected .remap_uncorrected .remap_pending .remap_failed
  *   d0.nvlinks 18                  number of links; .nvlink_state .nvlink_replay .nvlink_recovery .nvlink_crc of all of
  *                                  them (0 when not given), .nvlink14_state ... of one
+ *   d0.blackwell 1                 field 215 instead of 161 to 163
  *   d0.procs 123:456,789:1000      pid:bytes or pid:bytes:gpu instance:compute instance; .graphics_procs .mps_procs
  *   d0.mig_mode .mig_pending .mig_max
  *   d0.gpm 1                       GPM supported; .gpm2 35.5: metric 2

@@ -1,0 +1,122 @@
+"""What the sweep's readings look like on the screen: painted, seven rows unchanged, the eighth says what and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+from fake_job import FakeClock, FakeJob, FakeSource, fsdp_job
+from nvml_stub.sweep import CODES, COUNT, FIELDS, SICK, WORDS, P, Pair, Sweep
+
+from ranktop.probes.reading import DeviceDetail, DeviceIdentity, DeviceReading
+from ranktop.tui.session.source import Link
+from ranktop.tui.session.state import Session
+from ranktop.tui.view.device_screen import Look, device_lines
+from ranktop.tui.view.frame import frame
+from ranktop.tui.view.options import Options
+from ranktop.tui.view.text import Line
+
+pytest_plugins = ["nvml_stub.fixtures"]
+pytestmark = pytest.mark.timeout(300)
+LIVE = Link(state="live", age=0.1)
+SIZE = (120, 40)
+TALL = (160, 120)
+
+
+def text(line: Line) -> str:
+    return "".join(part for part, _ in line)
+
+
+@dataclass
+class Screen:
+    """The real session and view, fed with the messages of eight ranks."""
+
+    job: FakeJob = field(default_factory=lambda: fsdp_job(COUNT))
+    clock: FakeClock = field(default_factory=FakeClock)
+
+    def __post_init__(self) -> None:
+        self.source = FakeSource(self.job, self.clock)
+        self.session = Session(self.clock)
+        self.session.feed(self.source.drain())
+
+    def tell(self, rank: int, told: dict[str, Any]) -> None:
+        """Have a rank say what a probe told."""
+        sample, described = self.job.sample(rank, 0), self.job.described(rank)
+        reading = msgspec.convert(told["reading"], DeviceReading)
+        detail = msgspec.convert(told["detail"], DeviceDetail)
+        identity = msgspec.convert(told["identity"], DeviceIdentity)
+        for body, kind in (
+            (msgspec.structs.replace(self.job.card(rank), device=identity), "card"),
+            (msgspec.structs.replace(sample, device=reading), "sample"),
+            (msgspec.structs.replace(described, detail=detail), "device"),
+        ):
+            self.session.feed([self.source.message(rank, body, kind)])
+        assert self.session.failure == ""
+
+    def rows(self) -> list[str]:
+        """The rows of all ranks."""
+        snapshot = self.session.snapshot()
+        made = frame(snapshot, LIVE, Options(), SIZE, "", snapshot.now)
+        return [text(left) + text(right) for left, right in zip(made.bars, made.numbers, strict=True)]
+
+    def device(self, rank: int) -> str:
+        """The device screen of a rank, as one line."""
+        lines = device_lines(self.session.snapshot(), LIVE, Look(), Options(selected=rank), TALL, "")
+        assert len(lines) == TALL[1]
+        return " ".join(" ".join(text(line) for line in lines).split())
+
+
+def test_every_pair_is_painted_and_named(nvml_sweep: Sweep) -> None:
+    screen = Screen()
+    problems = []
+    for pair in nvml_sweep.pairs:
+        screen.tell(SICK, pair.told)
+        shown = screen.device(SICK)
+        problems += [f"{pair.name}: {word!r} is not on the device screen" for word in missing(pair, shown)]
+    assert problems == []
+
+
+SAID: dict[str, tuple[str, ...]] = {
+    f"{P}MemoryInfo_v2": ("total", "used", "free"),
+    f"{P}ComputeRunningProcesses_v3": ("processes", "own memory"),
+    f"{P}UtilizationRates": ("utilization", "memory bus"),
+    f"{P}PowerUsage": ("power",),
+    f"{P}Temperature": ("temperature",),
+    f"{P}ClockInfo": ("SM clock", "memory clock"),
+    f"{P}CurrentClocksEventReasons": ("throttle",),
+    f"{P}EnforcedPowerLimit": ("power limit",),
+    f"{P}FieldValues": ("memory temperature", "NVLink"),
+    f"{P}TotalEnergyConsumption": ("energy",),
+    f"{P}RemappedRows": ("remapped rows",),
+    f"{P}EccMode": ("ECC",),
+    f"{P}FanSpeed": ("fan",),
+}
+"""Getter -> how a person knows what it tells."""
+
+
+def missing(pair: Pair, shown: str) -> list[str]:
+    """Return what should stand among the values that are not known, and does not."""
+    if not pair.fields:
+        return []
+    unknown = shown.partition(" not known ")[2]
+    words = [WORDS[pair.code], f"(NVML {pair.code})", *SAID.get(pair.getter, ())]
+    return [word for word in words if word not in unknown]
+
+
+def test_seven_rows_are_unchanged_whatever_the_eighth_says(nvml_sweep: Sweep) -> None:
+    screen = Screen()
+    # Each getter with some of the codes, each code with some of the getters.
+    pairs = [pair for place, pair in enumerate(nvml_sweep.pairs) if place % 3 == 0]
+    assert {pair.getter for pair in pairs} >= set(FIELDS)
+    assert {pair.code for pair in pairs} == set(CODES)
+    screen.tell(SICK, pairs[0].before)
+    before = screen.rows()
+    for pair in pairs:
+        screen.tell(SICK, pair.told)
+        rows = screen.rows()
+        assert len(rows) == COUNT
+        assert [row for n, row in enumerate(rows) if n != SICK] == [row for n, row in enumerate(before) if n != SICK]
+    screen.tell(SICK, pairs[0].before)
+    assert screen.rows() == before
