@@ -77,6 +77,7 @@ def test_each_unknown_has_its_reason_and_only_they() -> None:
     device = HostDevice(note="why not another")
     reading = device.read()
     unknown = {"utilization", "power", "power_limit", "temperature", "sm_clock", "memory_clock"}
+    unknown |= {"reserved", "throttle", "processes", "process_pid"}
     assert set(reading.reasons) == unknown | {"device"}
     assert all(getattr(reading, name) is None for name in unknown)
     assert reading.reasons["device"] == "why not another"

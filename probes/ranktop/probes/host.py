@@ -10,6 +10,17 @@ import psutil
 from ranktop.probes.reading import DeviceIdentity, DeviceReading
 
 _NOT_ON_A_HOST = "not read on a host"
+_DEVICES_OWN = (
+    "reserved",
+    "power",
+    "power_limit",
+    "temperature",
+    "sm_clock",
+    "memory_clock",
+    "throttle",
+    "processes",
+    "process_pid",
+)
 
 
 class HostDevice:
@@ -33,7 +44,7 @@ class HostDevice:
 
     def read(self) -> DeviceReading:
         """Return the values of now; each that can't be read is None with its reason."""
-        reasons = dict.fromkeys(("power", "power_limit", "temperature", "sm_clock", "memory_clock"), _NOT_ON_A_HOST)
+        reasons = dict.fromkeys(_DEVICES_OWN, _NOT_ON_A_HOST)
         total = free = used = resident = None
         try:
             memory = psutil.virtual_memory()

@@ -35,7 +35,8 @@ class Target:
     @property
     def key(self) -> str:
         """What names the device to all processes of the host before it has been found; empty where nothing does."""
-        bare = re.sub(r"^(GPU|MIG)-", "", self.uuids[-1]) if self.uuids else ""
+        # The first: it is the one that names a MIG instance surely.
+        bare = re.sub(r"^(GPU|MIG)-", "", self.uuids[0]) if self.uuids else ""
         return bare.lower() if re.fullmatch(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", bare) else ""
 
 

@@ -60,6 +60,7 @@ class NvmlDevice:
         self._pids = own_pids()
         self._reader = Reader(clock, retry, self._pids, note)
         self._target: Target | None = None
+        self._pace = threading.Lock()
         self._wake, self._finished = threading.Event(), threading.Event()
         self._due = clock() + gap / _EARLY
         self._busy = True
@@ -72,9 +73,13 @@ class NvmlDevice:
 
     def read(self) -> DeviceReading:
         """Return the newest values, waiting at most ``settle`` seconds for a new round."""
-        if not self._busy and not self._reader.closing and self._is_due(self._clock()):
-            self._finished.clear()
-            self._wake.set()
+        with self._pace:
+            due = not self._busy and not self._reader.closing and self._is_due(self._clock())
+            if due:
+                self._busy = True
+                self._finished.clear()
+                self._wake.set()
+        if due:
             self._finished.wait(self._settle)
         now = self._clock()
         hung, followed = self._hung(now), self._followed
@@ -123,13 +128,13 @@ class NvmlDevice:
             if reader.closing:
                 reader.let_go()
                 return
-            self._busy = True
             try:
                 self._round()
             except Exception as error:
                 reader.fail("unavailable", explain(error))
-            self._busy = False
-            self._finished.set()
+            with self._pace:
+                self._busy = False
+                self._finished.set()
 
     def _round(self) -> None:
         target = self._target or self._found()

@@ -14,7 +14,6 @@ import os
 import stat
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -148,29 +147,35 @@ class _Lock:
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
-        self.held = False
-        _locks.add(self)
+        self._taken = False
+        self._process = os.getpid()
+
+    @property
+    def held(self) -> bool:
+        """Whether this process has the lock."""
+        return self._taken and self._process == os.getpid()
 
     def take(self, path: Path) -> bool:
         """Return whether the lock is held, trying to get it; raises OSError where locks don't work."""
-        if self.held:
-            return True
+        if self._taken:
+            return self.held
         if self._descriptor is None:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN, 0o600)
+            _descriptors.add(self._descriptor)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return False
             raise
-        if not self._same(path):
+        if not self._is_there(path):
             # Its last holder took the file along: lock the one that is there now, next time.
             self.release()
             return False
-        self.held = True
+        self._taken = True
         return True
 
-    def _same(self, path: Path) -> bool:
+    def _is_there(self, path: Path) -> bool:
         assert self._descriptor is not None
         mine = os.fstat(self._descriptor)
         try:
@@ -181,19 +186,21 @@ class _Lock:
 
     def release(self) -> None:
         """Let go of the lock."""
-        self.held = False
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
+        descriptor, self._descriptor, self._taken = self._descriptor, None, False
+        if descriptor is not None and self._process == os.getpid():
+            _descriptors.discard(descriptor)
             os.close(descriptor)
 
 
-_locks: weakref.WeakSet[_Lock] = weakref.WeakSet()
+_descriptors: Final[set[int]] = set()
 
 
 def _after_fork() -> None:
     """Close the child's copies: a lock lasts as long as any copy of its descriptor (data loaders outlive a rank)."""
-    for lock in list(_locks):
-        lock.release()
+    for descriptor in tuple(_descriptors):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _descriptors.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -6,7 +6,7 @@ from typing import Final
 
 from ranktop.probes.nvml.codes import Absent
 from ranktop.probes.nvml.fields import FIELDS_AT_ONCE
-from ranktop.probes.nvml.getter import Getter, Subject, Values, number
+from ranktop.probes.nvml.getter import Getter, Subject, Values, first, number
 from ranktop.probes.nvml.limits import (
     bytes_per_second,
     checked,
@@ -47,7 +47,10 @@ def _power_range(subject: Subject) -> Values:
 
 
 def _fan(subject: Subject) -> Values:
-    return {"fan": fan(int(subject.nvml.nvmlDeviceGetFanSpeed(subject.gpu())))}
+    nvml, handle = subject.nvml, subject.gpu()
+    # The plain one is announced to go with CUDA 14.
+    ways = (lambda: nvml.nvmlDeviceGetFanSpeed(handle), lambda: nvml.nvmlDeviceGetFanSpeed_v2(handle, 0))
+    return {"fan": fan(int(first(subject, "fan", ways)[1]))}
 
 
 def _ecc(subject: Subject) -> Values:
