@@ -37,13 +37,13 @@ def torch_2_4(**values: dict[str, dict[str, int]] | int) -> dict[str, Any]:
 
 
 def torch_2_13(**values: dict[str, dict[str, int]] | int) -> dict[str, Any]:
-    """Return those of torch 2.13: the same and two more; one private pool of 64 MiB."""
-    pool = {(0, 7): pools(64 * MIB)}
+    """Return those of torch 2.13: the same and two more; one private pool of 128 MiB."""
+    pool = {(0, 7): pools(128 * MIB)}
     return {**torch_2_4(**values), "num_oom_rejections": 0, "reserved_bytes_by_private_pools": pool}
 
 
 def native_values() -> dict[str, Any]:
-    """Three segments of 512, 256 and 64 MiB: 600 MiB in three tensors, 8 MiB still used by a stream, the rest free."""
+    """Three segments of 512, 192 and 128 MiB: 600 MiB in three tensors, 8 MiB still used by a stream, the rest free."""
     return {
         "allocation": pools(3, 9),
         "segment": pools(3, 4),
@@ -52,7 +52,7 @@ def native_values() -> dict[str, Any]:
         "allocated_bytes": pools(600 * MIB, 900 * MIB),
         "reserved_bytes": pools(832 * MIB, 1088 * MIB),
         "active_bytes": pools(608 * MIB, 900 * MIB),
-        "inactive_split_bytes": pools(160 * MIB, 300 * MIB),
+        "inactive_split_bytes": pools(96 * MIB, 300 * MIB),
         "requested_bytes": pools(599 * MIB + 1000, 899 * MIB),
         "num_alloc_retries": 2,
         "num_ooms": 1,
@@ -114,10 +114,10 @@ def segment(
 
 
 def native_segments(device: int = 0) -> list[dict[str, Any]]:
-    """The blocks behind ``native_values``; the 64 MiB are a private pool's and free."""
+    """The blocks behind ``native_values``; the last 128 MiB are a private pool's and free."""
     used, pending, free = "active_allocated", "active_pending_free", "inactive"
     return [
         segment(device, (used, 300 * MIB), (free, 52 * MIB), (used, 160 * MIB)),
-        segment(device, (used, 140 * MIB), (pending, 8 * MIB), (free, 108 * MIB)),
-        segment(device, (free, 64 * MIB), pool=(0, 7)),
+        segment(device, (used, 140 * MIB), (pending, 8 * MIB), (free, 44 * MIB)),
+        segment(device, (free, 128 * MIB), pool=(0, 7)),
     ]
