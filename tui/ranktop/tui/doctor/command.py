@@ -13,6 +13,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
+from ranktop.probes.nvml_report import DEVICE_SECONDS, INIT_SECONDS
 from ranktop.tui.doctor import (
     container,
     driver,
@@ -75,7 +76,11 @@ def _start_nvml(
     environ: Mapping[str, str], until: float, stack: contextlib.ExitStack
 ) -> Callable[[], dict[str, Any] | None]:
     try:
-        child = Child([sys.executable, "-m", "ranktop.probes.nvml_report"], environment(environ))
+        # Short of time it still gives its report, and says what hangs.
+        left = until - time.monotonic()
+        deadlines = min(INIT_SECONDS, 0.5 * left), min(DEVICE_SECONDS, 0.3 * left)
+        command = [sys.executable, "-m", "ranktop.probes.nvml_report", *(f"{seconds:.2f}" for seconds in deadlines)]
+        child = Child(command, environment(environ))
     except Exception as error:  # told on the lines of those who ask
         return partial(_refuse, error)
     stack.callback(child.close)

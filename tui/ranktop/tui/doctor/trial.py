@@ -99,7 +99,9 @@ class TrialRun:
         self._trial = Trial()
         self._problem: list[str] = []
         self._finished = threading.Event()
-        base = "/tmp" if os.access("/tmp", os.W_OK | os.X_OK) else None
+        usual = tempfile.gettempdir()
+        # A socket's path has 99 bytes, some 50 of which come below this.
+        base = usual if len(os.fsencode(usual)) < 45 else "/tmp"
         self._folder = Path(tempfile.mkdtemp(prefix="ranktop-doctor-", dir=base))
         self._jobs = self._folder / "run"
         try:
