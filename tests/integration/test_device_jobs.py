@@ -128,7 +128,7 @@ def test_each_rank_has_its_gpu_until_the_last_and_a_sick_one_is_alone(
         leaving = end_of(process, tmp_path, pids)
         ended = when(viewer, lambda ranks: all(rank["end"] for rank in ranks))
     assert [rank["state"] for rank in ended] == ["ended"] * 3
-    assert max(leaving.exit_functions) < 1.5, "nobody waits for a driver that never answers"
+    assert max(leaving.exit_functions) < 2.5, "nobody waits for a driver that never answers"
     assert leaving.rest[2] < max(leaving.rest[:2]) + 1, "nor does the process end later for a thread in such a call"
     assert "ranktop: " not in output(tmp_path), "the agent has nothing to say in the job's log"
 
@@ -236,4 +236,4 @@ def test_ranks_on_one_gpu_read_it_once(nvml_stub: NvmlStub, tmp_path: Path, view
             assert rank["device"]["ages"]["utilization"] < 3
         leaving = end_of(process, tmp_path, pids)
     assert 3 * seconds < len(calls) <= 12 * (seconds + 1), "one rank asks for all three"
-    assert max(leaving.exit_functions) < 1.5
+    assert max(leaving.exit_functions) < 2.5
