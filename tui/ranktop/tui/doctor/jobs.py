@@ -24,6 +24,8 @@ ANSWER_SECONDS: Final = 3.0
 """How long a hub is waited for."""
 MOST_JOBS: Final = 8
 """Jobs that are asked, the newest first."""
+_REMARKS: Final = ("host memory:",)
+"""How notes begin that only say how a measurement is to be read."""
 _START: Final = "torchrun ... -m ranktop.agent train.py"
 
 
@@ -154,9 +156,10 @@ def look_at_agents(scene: Scene) -> list[Result]:
 def _notes(reached: Reached, views: list[RankView]) -> Result:
     notes = _grouped((clean(note), view.rank) for view in views if view.card is not None for note in view.card.notes)
     facts = {"job": reached.entry.id, "notes": notes}
-    if not notes:
+    amiss = {note: ranks for note, ranks in notes.items() if not note.startswith(_REMARKS)}
+    if not amiss:
         return passed("the agents note nothing amiss", label=_label(reached), **facts)
-    words = "; ".join(f"{note} (rank {ranges(ranks)})" for note, ranks in notes.items())
+    words = "; ".join(f"{note} (rank {ranges(ranks)})" for note, ranks in amiss.items())
     return warned(
         f"the agents note: {words}", "docs/measuring.md tells what that costs", label=_label(reached), **facts
     )

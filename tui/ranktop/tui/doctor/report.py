@@ -70,7 +70,14 @@ def as_text(
         out.extend(_line_text(line, width, unicode, color))
     counts = Counter(line.result.status for line in lines)
     sums = ", ".join(f"{counts[status]} {status}" for status in STATUSES)
-    out.extend(["", f"{len(lines)} checks in {seconds:.1f} s: {sums}"])
+    out.append("")
+    for status in (FAIL, WARN):
+        found = [line for line in lines if line.result.status == status]
+        if found:
+            # On a small screen the line itself may have scrolled away.
+            named = ", ".join(f"{titles.get(line.group, line.group)}: {clean(line.label)}" for line in found)
+            out.extend(_styled(text, _COLORS[status], color) for text in _wrapped(f"{status}: {named}", width, unicode))
+    out.append(f"{len(lines)} checks in {seconds:.1f} s: {sums}")
     text = "\n".join(out)
     return text if unicode else text.translate(_PLAIN).encode("ascii", "replace").decode("ascii")
 

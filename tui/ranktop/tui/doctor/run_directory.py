@@ -98,7 +98,7 @@ def look_at_sockets(scene: Scene) -> Result:
             "set RANKTOP_RUN_DIR to a shorter one, or keep RANKTOP_JOB_ID short",
             **facts,
         )
-    return passed(f"a socket and a lock can be made; paths of {length} bytes, 99 work", **facts)
+    return passed(f"sockets and locks work there; a socket's path is {length} of at most 99 bytes", **facts)
 
 
 def _try_socket(path: Path) -> None:
@@ -138,7 +138,7 @@ def look_at_leftovers(scene: Scene) -> Result | list[Result]:
         return warned(found, f"rm -r {shlex.quote(str(path / stuck[0]))}", **facts)
     if left:
         return passed(f"{len(left)} of jobs whose hub was killed; cleaned away an hour later", **facts)
-    return passed("none of dead jobs", **facts)
+    return passed("nothing is left of dead jobs", **facts)
 
 
 def _strangers(path: Path) -> list[str]:
