@@ -185,7 +185,7 @@ class NvmlDevice:
             return False
         told = sharing.news()
         if told is not None:
-            self._followed = Followed(told, self._pids, context=target.torch_index is not None)
+            self._followed = Followed(told, self._pids, context=target.has_context)
             self._reader.heard(self._followed.identity(self._reader.identity), told.stamp - told.reading.age)
         return told is not None or not sharing.silent()
 

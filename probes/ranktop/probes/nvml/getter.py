@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -37,6 +37,8 @@ class Subject:
     whole_problem: str = ""
     mig: bool = False
     uuid: str = ""
+    pids: Collection[int] = ()
+    """This process's ids."""
     gpu_instance: int | None = None
     compute_instance: int | None = None
     integrated: bool | None = None

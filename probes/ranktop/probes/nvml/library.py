@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 _TWICE: Final = "RunningProcesses"
-"""pynvml asks lists of processes for their length first."""
+"""pynvml asks a list of processes for its length first, and again unless it is empty."""
 
 
 class Library:
@@ -48,12 +48,15 @@ class Library:
 
     def run(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call something that may hang, under a name to be shown meanwhile."""
-        self.count += 2 if _TWICE in name else 1
+        self.count += 1
         self.calling = (name, self._clock())
         try:
-            return function(*arguments)
+            answer = function(*arguments)
         finally:
             self.calling = None
+        if _TWICE in name and answer:
+            self.count += 1
+        return answer
 
     def text(self, name: str, *arguments: Any) -> str:
         """Call a function that returns text, which need not be UTF-8 (some boards' names are not)."""

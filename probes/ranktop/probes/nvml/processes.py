@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -19,6 +20,8 @@ MOST: Final = 64
 _LARGEST: Final = 1 << 50
 """Bytes; more is what drivers put where they have no number (2^64-1, or 2^63 rounded)."""
 
+_FIRST_NAMESPACE: Final = 0xEFFFFFFC
+"""Inode of the machine's own PID namespace (Linux, include/linux/proc_ns.h)."""
 _NOT_LISTED: Final = "this process is not in the driver's list (no CUDA context yet, or a container's own process ids)"
 
 
@@ -46,6 +49,14 @@ def own_pids() -> tuple[int, ...]:
     except (OSError, ValueError):
         pass
     return (os.getpid(),)
+
+
+def in_first_namespace() -> bool:
+    """Return whether process ids here are those of the machine, as far as that can be seen (pid_namespaces(7))."""
+    try:
+        return os.readlink("/proc/self/ns/pid") == f"pid:[{_FIRST_NAMESPACE}]"
+    except OSError:
+        return False
 
 
 def listed(kind: str) -> Callable[[Subject], list[Entry]]:
@@ -122,8 +133,8 @@ def shown(entries: Sequence[Entry], first_pid: int | None = None) -> tuple[Devic
 def of_this_process(entries: Sequence[Entry], pids: Collection[int], *, context: bool) -> Values:
     """Return ``processes``, ``process_used`` and ``process_pid``.
 
-    ``pids``: this process's ids. ``context``: it surely has a context on the device, so that the only entry of a list
-    in which no process of this PID namespace occurs is it.
+    ``pids``: this process's ids. ``context``: it surely has a context on the device and the list may have ids of
+    another PID namespace, so that the only entry, if no process here has its id, is it.
     """
     mine = [entry for entry in entries if entry.pid in pids]
     values: Values = {}
@@ -151,7 +162,13 @@ def _exists_here(pid: int) -> bool:
 
 
 def _compute(subject: Subject) -> Values:
-    return {LISTED: listed("Compute")(subject)}
+    entries = _listed_compute(subject)
+    if subject.pids and not any(entry.pid in subject.pids for entry in entries):
+        # Clients of MPS are in a list of their own, and only there.
+        with contextlib.suppress(Exception):
+            known = {entry.pid for entry in entries}
+            entries += [entry for entry in _listed_mps(subject) if entry.pid not in known]
+    return {LISTED: entries}
 
 
 def _seldom(kind: str, field: str) -> Getter:
@@ -160,6 +177,8 @@ def _seldom(kind: str, field: str) -> Getter:
 
     return Getter(f"nvmlDeviceGet{kind}RunningProcesses", (field,), ask, calls=2, of_whole=False)
 
+
+_listed_compute, _listed_mps = listed("Compute"), listed("MPSCompute")
 
 COMPUTE: Final = Getter(
     "nvmlDeviceGetComputeRunningProcesses",

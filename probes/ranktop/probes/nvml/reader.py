@@ -142,6 +142,7 @@ class Reader:
         )
         for fact in FACTS:
             identity = describe(fact, subject, identity)
+        subject.pids = self._pids
         self.identity, self._subject = identity, subject
         self._whole_turn = True
 
@@ -168,7 +169,7 @@ class Reader:
         entries = values.pop(LISTED, None)
         guess = None
         if entries is not None:
-            values = of_this_process(entries, self._pids, context=self._target.torch_index is not None)
+            values = of_this_process(entries, self._pids, context=self._target.has_context)
             guess = values.pop("guess", None)
         with self._lock:
             self._answers.put(values, self._clock())
