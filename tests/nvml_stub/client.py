@@ -42,6 +42,10 @@ def serve(desk: Desk, order: dict[str, Any]) -> dict[str, Any]:
     if order["do"] == "open":
         target = Target(uuids=tuple(order["uuids"]))
         probes.append(NvmlDevice(lambda: target, **order.get("options", {})))
+    elif order["do"] == "reopen":
+        target = Target(uuids=tuple(order["uuids"]))
+        probes[order["probe"]].close()
+        probes[order["probe"]] = NvmlDevice(lambda: target, **order.get("options", {}))
     elif order["do"] == "open_device":
         probes.append(open_device(None))
     elif order["do"] == "read":
@@ -71,8 +75,8 @@ def told(probe: DeviceProbe) -> Told:
 def watch(desk: Desk, order: dict[str, Any]) -> dict[str, Any]:
     """Read one probe until it meets a condition, then the others once: what has changed of them?
 
-    The condition is one of ``says`` (field -> a part of its reason), ``state``, ``same`` (as remembered) or ``fresh``
-    (every value has been read since).
+    The condition is one of ``says`` (field -> a part of its reason), ``identity`` (likewise of the identity's fields),
+    ``state``, ``same`` (as remembered) or ``fresh`` (every value has been read since).
     """
     probe, met = desk.probes[order["probe"]], False
     started = time.monotonic()
@@ -93,11 +97,20 @@ def condition_of(order: dict[str, Any], before: Told, started: float) -> Callabl
     """Return the check of an order that was given at a time."""
     if order.get("fresh"):
         return lambda probe: oldest(told(probe)) < time.monotonic() - started
+    if "identity" in order:
+        return lambda probe: identity_says(probe, order["identity"])
     if "state" in order:
         return lambda probe: probe.read().state == order["state"]
     if order.get("same"):
         return lambda probe: same(probe, before)
     return lambda probe: all(words in reasons(probe).get(name, "") for name, words in order.get("says", {}).items())
+
+
+def identity_says(probe: DeviceProbe, said: dict[str, str]) -> bool:
+    """Read a probe and return whether it is well, and its identity gives these reasons."""
+    if probe.read().state != "ok" or probe.identity().total is None:
+        return False
+    return all(words in probe.identity().reasons.get(name, "") for name, words in said.items())
 
 
 def same(probe: DeviceProbe, before: Told) -> bool:

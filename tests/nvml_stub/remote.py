@@ -41,11 +41,15 @@ class Client:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def open(self, *uuids: str, **options: float) -> int:
+    def open(self, *uuids: str, **options: Any) -> int:
         """Open a device by its names; returns the number to ask for it."""
         self.tell("open", uuids=uuids, options=options)
         self._probes += 1
         return self._probes - 1
+
+    def reopen(self, probe: int, *uuids: str, **options: Any) -> None:
+        """Put a new probe in the place of one that is closed."""
+        self.tell("reopen", probe=probe, uuids=uuids, options=options)
 
     def read(self, probe: int) -> dict[str, Any]:
         """Return a reading as a dictionary."""

@@ -21,6 +21,8 @@ WORDS: Final = {
     19: "in use", 25: "another version", 27: "not ready", 999: "no reason", 4242: "not known",
 }  # fmt: skip
 """Code -> a part of what is said of it."""
+CURES: Final = {15: "Xid 79", 16: "nvidia-smi --gpu-reset", 18: "reboot", 999: "container", 4: "container", 10: "dmesg"}
+"""Code -> a part of what to do."""
 SICK: Final = 3
 COUNT: Final = 8
 

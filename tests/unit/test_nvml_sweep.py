@@ -6,16 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 import pytest
 from nvml_stub.client import difference
-from nvml_stub.sweep import AT_START, CODES, FIELDS, OLDER, WORDS, Pair, Sweep, words_of
+from nvml_stub.sweep import AT_START, CODES, CURES, FIELDS, OLDER, WORDS, Pair, Sweep, words_of
 
 pytest_plugins = ["nvml_stub.fixtures"]
 pytestmark = pytest.mark.timeout(300)
-
-CURES: Final = {15: "Xid 79", 16: "nvidia-smi --gpu-reset", 18: "reboot", 999: "container", 4: "container", 10: "dmesg"}
 
 
 def wrong(pairs: list[Pair], check: Callable[[Pair], object]) -> list[str]:
