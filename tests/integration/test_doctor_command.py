@@ -41,7 +41,9 @@ def devices(report: Report) -> dict[int, dict[str, Any]]:
 
 
 def test_eight_sound_devices(nvml_stub: NvmlStub) -> None:
-    nvml_stub.devices(*(device(number, name="NVIDIA H100") for number in range(8)))
+    nvml_stub.devices(
+        *(device(number, name="NVIDIA H100", pci=f"00000000:{0x10 + number:02X}:00.0") for number in range(8))
+    )
     report = over(nvml_stub, CUDA_VISIBLE_DEVICES="3,1")
     assert report.errors == ""
     assert report.check("driver.library")["path"] == str(nvml_stub.library / "libnvidia-ml.so.1")

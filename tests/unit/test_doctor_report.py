@@ -12,6 +12,7 @@ import pytest
 from doctor_machine import Machine
 
 from ranktop.tui.doctor.check import Check, Line, Result, failed, passed, skipped, warned
+from ranktop.tui.doctor.command import GROUPS
 from ranktop.tui.doctor.examination import Group, examine
 from ranktop.tui.doctor.report import as_json, as_text, exit_code
 from ranktop.tui.doctor.scene import Scene, ranges, size
@@ -126,6 +127,14 @@ def test_advice_stands_below_its_line_and_a_status_is_told_by_more_than_colour()
     assert "\x1b[1;31m" in lines[at]
     assert "mend it" in lines[at + 1]
     assert lines[at + 1].startswith(" " * 22 + "→")
+
+
+def test_every_check_is_in_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    ids = [check.id for group in GROUPS for check in group.checks]
+    assert len(ids) == len(set(ids)) > 30
+    assert [id for id in ids if f"`{id}`" not in text] == []
+    assert all(check.id.startswith(f"{group.name}.") for group in GROUPS for check in group.checks)
 
 
 def test_numbers_in_few_words() -> None:

@@ -74,13 +74,14 @@ class Child:
             return self._process.wait(seconds)
         return None
 
-    def close(self) -> None:
-        """Kill the process and what it has started in its session."""
+    def close(self) -> bool:
+        """Kill the process and what it has started in its session; tells whether it is dead."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         # A process in an uninterruptible call of the driver does not even die: it is left to init.
-        self.code(0.2)
+        dead = self.code(0.5) is not None
         with contextlib.suppress(OSError, ValueError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
+        return dead

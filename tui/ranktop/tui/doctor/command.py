@@ -37,6 +37,9 @@ from ranktop.tui.theme import MONO, choose, speaks_unicode
 WAIT: Final = 9.0
 """Seconds after which the report is printed, whatever hangs."""
 
+Closing = list[Callable[[], bool]]
+"""How to end what was started; each tells whether it is dead."""
+
 GROUPS: Final = (
     Group("driver", "driver and devices", (*driver.CHECKS, *gpus.CHECKS)),
     Group("visible", "visible devices", visible.CHECKS),
@@ -57,7 +60,7 @@ def doctor(job: str | None, *, json_wanted: bool, wait: float = WAIT) -> int:
     _print(lines, seconds, json_wanted)
     code = exit_code(lines)
     if hangs:
-        # A thread is caught in a call that does not return; the interpreter's own end might wait for it.
+        # A thread or a process is caught in a call that does not return; the interpreter's own end might wait for it.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os._exit(code)
@@ -66,15 +69,18 @@ def doctor(job: str | None, *, json_wanted: bool, wait: float = WAIT) -> int:
 
 def check_all(environ: Mapping[str, str], job: str | None, until: float) -> tuple[list[Line], bool]:
     """Make all checks; returns their lines and whether something still hangs at the end."""
-    with contextlib.ExitStack() as stack:
-        nvml = _start_nvml(environ, until, stack)
-        trial = _start_trial(environ, until, stack)
-        return examine(GROUPS, Scene(environ=environ, until=until, job=job, nvml=nvml, trial=trial))
+    closing: Closing = []
+    alive = []
+    try:
+        nvml = _start_nvml(environ, until, closing)
+        trial = _start_trial(environ, until, closing)
+        lines, hangs = examine(GROUPS, Scene(environ=environ, until=until, job=job, nvml=nvml, trial=trial))
+    finally:
+        alive = [close for close in closing if not close()]
+    return lines, hangs or bool(alive)
 
 
-def _start_nvml(
-    environ: Mapping[str, str], until: float, stack: contextlib.ExitStack
-) -> Callable[[], dict[str, Any] | None]:
+def _start_nvml(environ: Mapping[str, str], until: float, closing: Closing) -> Callable[[], dict[str, Any] | None]:
     try:
         # Short of time it still gives its report, and says what hangs.
         left = until - time.monotonic()
@@ -83,7 +89,7 @@ def _start_nvml(
         child = Child(command, environment(environ))
     except Exception as error:  # told on the lines of those who ask
         return partial(_refuse, error)
-    stack.callback(child.close)
+    closing.append(child.close)
 
     def said() -> str | None:
         return next((line for line in child.lines if line.startswith('{"schema"')), None)
@@ -100,14 +106,14 @@ def _start_nvml(
     return wait
 
 
-def _start_trial(environ: Mapping[str, str], until: float, stack: contextlib.ExitStack) -> Callable[[], Trial | None]:
+def _start_trial(environ: Mapping[str, str], until: float, closing: Closing) -> Callable[[], Trial | None]:
     try:
         if libraries.torch_version() is None:
             return lambda: None
         run = TrialRun(environ, until)
     except Exception as error:
         return partial(_refuse, error)
-    stack.callback(run.close)
+    closing.append(run.close)
     return run.wait
 
 

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from ranktop.probes.device import chosen_by
 from ranktop.tui.doctor.check import Check, Result, failed, passed, skipped, warned
-from ranktop.tui.doctor.scene import Scene
+from ranktop.tui.doctor.driver import report
+from ranktop.tui.doctor.scene import Scene, plural
 from ranktop.tui.doctor.trial import Trial
 
 NEWEST_PYTHON: Final = (3, 13)
@@ -157,10 +158,10 @@ def look_at_torch(scene: Scene) -> Result:
             return failed(f"torch {found}: its import ended the process ({last})", "reinstall torch", **facts)
         words = f"torch {found}: not imported within {trial.seconds:.0f} s"
         return warned(words, "the first import is slow on a network file system: run again, or --wait 60", **facts)
-    return _torch(str(trial.facts["version"]), trial, facts)
+    return _torch(str(trial.facts["version"]), trial, facts, report(scene))
 
 
-def _torch(name: str, trial: Trial, facts: dict[str, Any]) -> Result:
+def _torch(name: str, trial: Trial, facts: dict[str, Any], nvml: Mapping[str, Any]) -> Result:
     build = f"CUDA {facts['cuda']}" if facts.get("cuda") else (f"ROCm {facts['hip']}" if facts.get("hip") else "CPU")
     found = f"torch {name}, built for {build}"
     if not satisfies(name, f">={OLDEST_TORCH[0]}.{OLDEST_TORCH[1]}"):
@@ -170,11 +171,12 @@ def _torch(name: str, trial: Trial, facts: dict[str, Any]) -> Result:
     if "cuda_available" not in facts:
         found += f"; it was still looking for a GPU after {trial.seconds:.0f} s"
         return failed(found, "see `dmesg` for Xid and NVRM lines: CUDA hangs", **facts)
-    if facts.get("cuda") and not facts["cuda_available"]:
-        advice = "see the lines about driver and visible devices; a driver older than the build needs an update"
-        return warned(f"{found}, but it sees no GPU", advice, **facts)
+    if not facts["cuda_available"]:
+        unseen = _unseen(found, facts, nvml)
+        if unseen is not None:
+            return unseen
     if facts["cuda_available"]:
-        found += f", sees {facts['cuda_devices']} GPU{'' if facts['cuda_devices'] == 1 else 's'}"
+        found += f", sees {plural(facts['cuda_devices'], 'GPU')}"
         if not facts.get("device_uuid"):
             advice = "pip install 'torch>=2.4' of a newer minor version"
             return warned(f"{found}, but does not tell their UUIDs", advice, **facts)
@@ -183,6 +185,21 @@ def _torch(name: str, trial: Trial, facts: dict[str, Any]) -> Result:
         return warned(f"{found}; no flight recorder: how far collectives have come is not told", "use a newer torch",
                       **facts)  # fmt: skip
     return passed(f"{found}, flight recorder", **facts)
+
+
+def _unseen(found: str, facts: dict[str, Any], nvml: Mapping[str, Any]) -> Result | None:
+    """Say why torch sees no GPU; None where there is nothing to see, or nothing to see it with."""
+    there = plural(int(nvml.get("count") or 0), "GPU")
+    driver = str(nvml.get("cuda_driver") or "")
+    if not facts.get("cuda"):
+        if not nvml.get("count") or facts.get("hip"):
+            return None
+        return warned(f"{found}, but {there} here", "install a torch built for CUDA: https://pytorch.org/get-started",
+                      **facts)  # fmt: skip
+    if driver and _numbers(driver)[:1] < _numbers(str(facts["cuda"]))[:1]:
+        advice = f"update the driver, or install a torch built for CUDA {driver} or older"
+        return warned(f"{found}, but the driver serves CUDA up to {driver}", advice, **facts)
+    return warned(f"{found}, but it sees no GPU", "see the lines about driver and visible devices", **facts)
 
 
 def look_at_agent(scene: Scene) -> Result:

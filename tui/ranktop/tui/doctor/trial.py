@@ -184,11 +184,12 @@ class TrialRun:
             trial.model, trial.notes = state.card.model, state.card.notes
         return bool(trial.model)
 
-    def close(self) -> None:
-        """End the trial's processes and remove its folder."""
-        self._child.close()
+    def close(self) -> bool:
+        """End the trial's processes and remove its folder; tells whether they are dead."""
+        dead = self._child.close()
         self._end_hub()
         shutil.rmtree(self._folder, ignore_errors=True)
+        return dead
 
     def _end_hub(self) -> None:
         directory = self._jobs / JOB_ID
