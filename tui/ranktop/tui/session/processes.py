@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ranktop.probes.reading import DeviceProcess
 from ranktop.tui.session.rank import RankView
 
 if TYPE_CHECKING:
     from ranktop.tui.session.state import Snapshot
+
+MOST: Final = 64
+"""Entries of one list that are looked at: an agent sends no more."""
 
 Owners = Mapping[tuple[str, int], int]
 """(node, process id) -> rank."""
@@ -93,7 +96,7 @@ def occupants(view: RankView, owned: Owners) -> tuple[Occupant, ...]:
     )
     told: dict[int, Occupant] = {}
     for kind, listed in lists:
-        for process in listed or ():
+        for process in (listed or ())[:MOST]:
             if process.pid not in told:
                 rank = view.rank if process.pid == own else owned.get((node, process.pid))
                 told[process.pid] = Occupant(process.pid, process.bytes, rank, kind)
