@@ -88,7 +88,7 @@ def test_a_condition_ends_on_screen_when_it_ends() -> None:
             return sound, lost, await draw(run)
 
     sound, lost, again = asyncio.run(ending())
-    assert "✗ GPU lost 12 s" in lost.splitlines()[1]
+    assert "✗ GPU lost 12s" in lost.splitlines()[1]
     assert "lost" not in sound + again
 
 

@@ -271,11 +271,11 @@ def test_values_show_their_age_once_they_are_old() -> None:
 STATES = {
     "lost": (
         "the GPU is lost: it does not answer on the bus (NVML 15); see dmesg for Xid 79",
-        "GPU lost 12 s",
+        "GPU lost 12s",
         "Xid 79",
     ),
     "reset required": ("the GPU needs a reset (NVML 16); nvidia-smi --gpu-reset", "reset needed", "--gpu-reset"),
-    "no answer": ("no answer from the driver for 12 s (nvmlDeviceGetPowerUsage)", "no answer 12 s", "PowerUsage"),
+    "no answer": ("no answer from the driver for 12 s (nvmlDeviceGetPowerUsage)", "no answer 12s", "PowerUsage"),
     "unavailable": ("driver and library differ in version (NVML 18); reboot", "no device", "reboot"),
 }
 

@@ -240,10 +240,10 @@ def _sentences(row: Shown, snapshot: Snapshot, frame: Table, options: Options, h
     ended = end_sentence(row.view)
     if ended:
         told.append((ended, "dim" if row.view.state == "ended" else "bad bold"))
+    told += device_sentences(row.view, snapshot, options.glyphs, health=health)
     outlier = frame.outliers.get(row.view.rank)
     if outlier is not None:
         told.append((f"{options.glyphs.alert} {outlier_sentence(row.view.rank, outlier)}", "bad"))
-    told += device_sentences(row.view, snapshot, options.glyphs, health=health)
     return told
 
 

@@ -78,7 +78,12 @@ def division(gauges: Gauges, snapshot: Snapshot) -> Division:
         elif rest < 0:
             note = f"processes are said to hold {human(-rest)} more than is used: read at different times"
     holders.append(Holder("free", reading.free, ".", "dim"))
-    return Division(reading.total, tuple(holders), note)
+    return Division(size_of(gauges), tuple(holders), note)
+
+
+def size_of(gauges: Gauges) -> int | None:
+    """Return the device's bytes, by its last word or by what the rank's card says."""
+    return gauges.reading.total if gauges.reading.total is not None else gauges.identity.total
 
 
 def _others(view: RankView, found: tuple[Occupant, ...]) -> list[Holder]:
@@ -120,7 +125,7 @@ def _rest(gauges: Gauges, holders: list[Holder]) -> tuple[str, str]:
 def memory_lines(gauges: Gauges, snapshot: Snapshot, options: Options, width: int) -> list[Line]:
     """List the holders of the device's memory, then what the rank's own process holds by category."""
     found = division(gauges, snapshot)
-    unit = unit_for(found.total or gauges.reading.process_used)
+    unit = unit_for(found.total)
     old = gauges.old("total", "used", "free", "process_used") if not gauges.trouble else None
     shared = ("memory, shared with the host", "memory (the host's)")
     title = first_that_fits(shared, width - _NUMBER - _SHARE - 1) if gauges.identity.unified else "memory"
@@ -136,7 +141,7 @@ def memory_lines(gauges: Gauges, snapshot: Snapshot, options: Options, width: in
     for name in OWN:
         value: int | None = getattr(own, name)
         lines.append(_row(name, value, found.total, unit, options, width, "text", LETTERS[name]))
-        if value is None and name in reasons:
+        if value is None and name in reasons and not (gauges.trouble and reasons[name] == gauges.reason("device")):
             told.setdefault(plain(reasons[name]), []).append(name)
     for reason, names in told.items():
         lines += _said(f"{', '.join(names)}: {reason}", width)
@@ -146,7 +151,7 @@ def memory_lines(gauges: Gauges, snapshot: Snapshot, options: Options, width: in
 def own_unit(gauges: Gauges) -> Unit:
     """Return the unit in which what the rank's own process holds reads well."""
     own = _own(gauges.view)
-    return unit_for(sum(abs(getattr(own, name) or 0) for name in OWN) or gauges.reading.total)
+    return unit_for(sum(abs(getattr(own, name) or 0) for name in OWN) or size_of(gauges))
 
 
 def _own(view: RankView) -> Memory:
@@ -192,8 +197,9 @@ def memory_bar(gauges: Gauges, snapshot: Snapshot, options: Options, width: int)
     """Draw the device's memory in one line: the rank's own by category, then the other holders, then what is free."""
     found = division(gauges, snapshot)
     total = found.total
-    if not total or total < 0 or width <= 0:
-        return pad([(f" {options.glyphs.dash} {gauges.reason('total') or 'the size is not known'}", "dim")], width)
+    if not total or total < 0 or width <= 0 or gauges.reading.used is None:
+        why = "" if gauges.trouble else gauges.reason("used") or gauges.reason("total")
+        return pad([(f"{options.glyphs.dash} {why or 'how full it is is not known'}", "dim")], width)
     spans: list[Span] = []
     filled, amount = 0, 0
     for key, value in _stack(gauges, found):

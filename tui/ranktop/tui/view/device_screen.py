@@ -109,7 +109,7 @@ def _freshness(gauges: Gauges) -> str:
     """Say how old the readings are, in words that stand still while they are fresh."""
     if gauges.reading.state == "pending":
         return in_a_word(gauges.reason("device")) or "not asked yet"
-    age = gauges.reading.age + (gauges.view.age or 0.0)
+    age = gauges.read_ago
     return "read just now" if age <= SILENT_INTERVALS * gauges.interval else f"read {duration(age)} ago"
 
 
@@ -165,7 +165,8 @@ def _names(gauges: Gauges, options: Options, width: int) -> list[Group]:
             pieces.append(Piece(", ".join(f"{name} {number}" for name, number in numbers if number is not None)))
         if mig.parent_uuid:
             pieces.append(Piece(f"of {plain(mig.parent_uuid)}", "dim"))
-    return [Group("UUID" if mig is None else "MIG", tuple(pieces))] if pieces else []
+    found = [Group("UUID" if mig is None else "MIG", tuple(pieces))] if pieces else []
+    return [*found, Group("chosen by", (Piece(plain(device.note)),))] if device.note else found
 
 
 def group_lines(found: Iterable[Group], width: int, *, faded: bool = False) -> list[Line]:
@@ -205,8 +206,6 @@ def _piece(piece: Piece, faded: bool, room: int) -> list[Line]:
 
 def _unknown(gauges: Gauges, width: int) -> list[Line]:
     told: Sequence[str] = grouped(gauges.unknown(detail=True)) if not gauges.trouble else ()
-    if gauges.identity.note:
-        told = [*told, plain(gauges.identity.note)]
     if not told:
         return []
     lines = [pad((), width), pad([(" not known", "label bold")], width)]

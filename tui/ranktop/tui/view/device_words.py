@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -20,6 +21,8 @@ _STATES: Final = {
     "no answer": "the driver does not answer for this GPU",
     "unavailable": "the GPU can't be asked",
 }
+_HUNG: Final = re.compile(r"^no answer from the driver for \d+ s \((.+)\)$")
+"""How the agent says in which call the driver is; for how long is told by the age of the values."""
 _ASKED: Final = {"reset": "a reset", "reboot": "a reboot of the node"}
 Told = tuple[str, str]
 """A sentence and its style."""
@@ -82,7 +85,15 @@ def abroad_sentence(view: RankView, snapshot: Snapshot) -> str:
     sizes = [size for _, size in places if size is not None]
     held = f"also holds {human(sum(sizes))}" if len(sizes) == len(places) else "also has a context"
     whose = f"rank {places[0][0]}'s GPU" if len(places) == 1 else f"the GPUs of {ranks_words(r for r, _ in places)}"
-    return f"rank {view.rank} {held} on {whose}: {CAUSE}"
+    as_of = _as_of(snapshot.rank(places[0][0])) if len(places) == 1 else ""
+    return f"rank {view.rank} {held} on {whose}: {CAUSE}{as_of}"
+
+
+def _as_of(view: RankView | None) -> str:
+    """Say when a device's processes were listed, where that is no longer now."""
+    gauges = Gauges.of(view) if view is not None else None
+    old = gauges.old("processes") if gauges is not None else None
+    return "" if old is None else f" (as of {duration(old)} ago)"
 
 
 def trouble_sentence(gauges: Gauges) -> str:
@@ -92,9 +103,10 @@ def trouble_sentence(gauges: Gauges) -> str:
         return ""
     what = _STATES.get(state, f"device: {plain(state)}")
     reason = gauges.reason("device").removeprefix(what).lstrip(" :;,")
-    since = duration(gauges.reading.age + (gauges.view.age or 0.0))
-    if state == "no answer" and gauges.reason("device").startswith("no answer"):
-        return f"{gauges.reason('device')}; values are {since} old"
+    hung = _HUNG.search(reason)
+    if hung is not None and state == "no answer":
+        reason = f"it hangs in {hung[1]}"
+    since = duration(gauges.read_ago)
     known = any(gauges.get(field) is not None for field in ("total", "utilization", "power", "temperature"))
     age = f" (values are {since} old)" if known else f" (for {since})" if state in ("lost", "no answer") else ""
     return f"{what}{age}: {reason}" if reason else f"{what}{age}"
@@ -152,7 +164,7 @@ def device_sentences(view: RankView, snapshot: Snapshot, glyphs: Glyphs, *, heal
         told.append((f"{mark} {trouble}", "bad" if bad else "warn"))
     stray = strays(view, snapshot)
     if stray is not None:
-        told.append((f"{glyphs.alert} {stray_sentence(stray)}", "bad"))
+        told.append((f"{glyphs.alert} {stray_sentence(stray)}{_as_of(view)}", "bad"))
     away = abroad_sentence(view, snapshot)
     if away:
         told.append((f"{glyphs.alert} {away}", "warn"))
@@ -208,5 +220,7 @@ def parts_of_other(view: RankView, snapshot: Snapshot) -> list[tuple[str, int]]:
     if sample.device.reserved:
         parts.append(("driver", sample.device.reserved))
     if rest:
-        parts.append((f"{len(rest)} process{'' if len(rest) == 1 else 'es'}", sum(one.bytes or 0 for one in rest)))
+        parts.append(
+            (f"{len(rest)} other process{'' if len(rest) == 1 else 'es'}", sum(one.bytes or 0 for one in rest))
+        )
     return [(name, held) for name, held in parts if held]

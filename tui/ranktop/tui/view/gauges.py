@@ -51,7 +51,7 @@ _TOGETHER: Final = {
         "ecc_enabled", "ecc_corrected", "ecc_uncorrected", "ecc_aggregate_corrected", "ecc_aggregate_uncorrected",
     ),
     "remapped rows": ("remapped_corrected", "remapped_uncorrected", "remap_pending", "remap_failed"),
-    "activity of its units": ("gpm_sm", "gpm_occupancy", "gpm_tensor", "gpm_dram"),
+    "GPM (SM, tensor, DRAM activity)": ("gpm_sm", "gpm_occupancy", "gpm_tensor", "gpm_dram"),
 }  # fmt: skip
 """Fields that are told by one name where all of them are unknown for the same reason."""
 
@@ -113,6 +113,11 @@ class Gauges:
         """The device's state when it is one to be shown."""
         assert self.view.sample is not None
         return device_trouble(self.view.card, self.view.sample)
+
+    @property
+    def read_ago(self) -> float:
+        """Return the seconds since the device last gave values."""
+        return self.reading.age + (self.view.age or 0.0)
 
     def get(self, field: str) -> Any:
         """Return a value, None where it is not known."""

@@ -24,8 +24,8 @@ def process_lines(gauges: Gauges, snapshot: Snapshot, unit: Unit, options: Optio
     title = pad([(" processes", "label bold")], width)
     found = occupants(view, snapshot.owners)
     if gauges.reading.processes is None and not found:
-        reason = gauges.reason("processes") or "not told"
-        return [title, pad([(fit(f" {options.glyphs.dash} {reason}", width), "dim")], width)]
+        reason = "" if gauges.trouble else gauges.reason("processes")
+        return [title, pad([(fit(f" {options.glyphs.dash} {reason or 'not told'}", width), "dim")], width)]
     if not found:
         return [title, pad([(" none: no process has a context on it", "dim")], width)]
     stray = strays(view, snapshot)

@@ -11,7 +11,7 @@ from ranktop.tui.session.rank import RankView, device_trouble
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.device_words import health_word, stray_words
 from ranktop.tui.view.gauges import Gauges
-from ranktop.tui.view.text import Glyphs, Line, Unit, duration, human, plain, signed
+from ranktop.tui.view.text import Glyphs, Line, Unit, duration, human, plain, short_duration, signed
 
 SHORT: Final = {
     "parameters": "params",
@@ -57,7 +57,7 @@ def device_state(view: RankView, glyphs: Glyphs) -> tuple[str, str]:
     """Return in few words in what trouble a rank's device is, and the style; it must have a sample."""
     sample = view.sample
     assert sample is not None
-    state, since = device_trouble(view.card, sample), duration(sample.device.age)
+    state, since = device_trouble(view.card, sample), short_duration(sample.device.age + (view.age or 0.0))
     if state == "lost":
         return f"{glyphs.failed} GPU lost {since}", "bad"
     if state == "reset required":

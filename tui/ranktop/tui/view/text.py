@@ -153,6 +153,13 @@ def duration(value: float) -> str:
     return f"{value / 3600:.0f} h"
 
 
+def short_duration(value: float) -> str:
+    """Write an age in three or four cells, e.g. ``12s``, ``3m``, ``2h``."""
+    if value < 100:
+        return f"{max(value, 0.0):.0f}s"
+    return f"{value / 60:.0f}m" if value < 5970 else f"{value / 3600:.0f}h"
+
+
 @lru_cache(maxsize=4096)
 def plain(text: str) -> str:
     """Return text from the wire as one line without control characters."""
