@@ -48,7 +48,11 @@ def test_a_hub_that_takes_over_is_given_the_device_again(node: Node) -> None:
     viewer.wait_for(lambda body: isinstance(body, Device))
     first = node.hub()
     os.kill(first, signal.SIGKILL)
-    publisher.send(sample(1))
-    until(lambda: pump(publisher) and len(viewer.bodies(Device)) > 1)
+
+    def told_again() -> bool:
+        publisher.send(sample(1))
+        return bool(pump(publisher)) and len(viewer.bodies(Device)) > 1
+
+    until(told_again)
     assert node.hub() != first
     assert viewer.bodies(Device) == [message, message]
