@@ -78,6 +78,7 @@ def agent(tmp_path: Path, trial: Trial | None) -> Result:
         (None, "skip", "without torch"),
         (Trial(facts=CPU, heard=1.9, model="Linear"), "pass", "was heard in 1.9 s"),
         (Trial(facts=CPU, heard=1.9), "warn", "saw no model"),
+        (Trial(heard=0.4), "pass", "ended before it had a model"),
         (Trial(facts=CPU, said=["ranktop: not attached: no room"], seconds=9), "fail", "not attached: no room"),
         (Trial(facts=CPU, seconds=9), "fail", "not heard within 9 s"),
         (Trial(seconds=9), "skip", "nothing to attach to"),
