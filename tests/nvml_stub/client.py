@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -57,9 +58,20 @@ def serve(desk: Desk, order: dict[str, Any]) -> dict[str, Any]:
         result = desk.before
     elif order["do"] == "watch":
         result = watch(desk, order)
+    elif order["do"] == "fork":
+        result = {"code": read_in_child(probes[order["probe"]])}
     elif order["do"] == "close":
         probes[order["probe"]].close()
     return {"result": result, "seconds": time.monotonic() - started}
+
+
+def read_in_child(probe: DeviceProbe) -> int:
+    """Read a probe in a forked process, as a data loader's worker might; returns that process's wait status."""
+    child = os.fork()
+    if child == 0:
+        probe.read()
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
 
 
 def told(probe: DeviceProbe) -> Told:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import time
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nvml_stub.build import NvmlStub, build_library
-from nvml_stub.hardware import GIB, device, device_uuid
+from nvml_stub.hardware import GIB, MIB, device, device_uuid
 from nvml_stub.remote import PROMPT, Client
 
 from ranktop.probes.device import locate, uuid_names
@@ -18,41 +18,14 @@ from ranktop.probes.device import locate, uuid_names
 pytest_plugins = ["nvml_stub.fixtures"]
 Start = Callable[..., Client]
 
-FIELDS_OF = {
-    "nvmlDeviceGetMemoryInfo*": ("total", "used", "free", "reserved"),
-    "nvmlDeviceGetUtilizationRates": ("utilization",),
-    "nvmlDeviceGetPowerUsage": ("power",),
-    "nvmlDeviceGetEnforcedPowerLimit": ("power_limit",),
-    "nvmlDeviceGetTemperature": ("temperature",),
-    "nvmlDeviceGetClockInfo": ("sm_clock", "memory_clock"),
-    "nvmlDeviceGetComputeRunningProcesses_v3": ("processes", "process_used", "process_pid"),
-}
-WORDS = {
-    2: "invalid argument",
-    3: "not supported",
-    4: "not permitted",
-    6: "not found",
-    7: "did not fit",
-    10: "timed out",
-    15: "lost",
-    16: "needs a reset",
-    27: "not ready",
-    999: "container",
-    4242: "not known",
-}
-"""Code -> a word of what the reading has to say."""
 
-
-def with_process(number: int, client: Client, size: int = 3 * GIB) -> dict[str, object]:
-    return device(number, procs=f"4000001:{5 * GIB},{client.process.pid}:{size}")
-
-
-def says(words: str, fields: tuple[str, ...]) -> Callable[[dict[str, Any]], bool]:
-    return lambda reading: all(words in reading["reasons"].get(name, "") for name in fields)
-
-
-def values(reading: dict[str, Any]) -> dict[str, Any]:
-    return {name: reading[name] for names in FIELDS_OF.values() for name in names}
+def whole(client: Client, probe: int) -> dict[str, dict[str, Any]]:
+    """Return what a probe tells once it has been asked everything."""
+    client.until(probe, lambda r: r["state"] == "ok")
+    client.remember()
+    seen = client.watch(probe, fresh=True)
+    assert seen["met"]
+    return dict(seen["told"])
 
 
 def test_devices_are_found_by_uuid_whatever_their_order(nvml_stub: NvmlStub, nvml_client: Start) -> None:
@@ -71,179 +44,122 @@ def test_devices_are_found_by_uuid_whatever_their_order(nvml_stub: NvmlStub, nvm
         assert reading["utilization"] == 50 + n
 
 
+def test_the_beginning_of_a_uuid_is_enough_where_it_is_one_devices(nvml_stub: NvmlStub, nvml_client: Start) -> None:
+    nvml_stub.devices(device(1, index=0), device(2, index=1), device(16, index=2))
+    # The middle one's handle can't be had by index: that hides no other.
+    nvml_stub.update({"d1.nvmlDeviceGetHandleByIndex_v2.ret": 999})
+    client = nvml_client(nvml_stub)
+    probe = client.open("GPU-00000010", **PROMPT)
+    assert client.until(probe, lambda r: r["state"] == "ok")["utilization"] == 66
+    assert client.identity(probe)["uuid"] == device_uuid(16)
+    several = client.open("GPU-000000", **PROMPT)
+    reading = client.until(several, lambda r: "begins with" in r["reasons"].get("device", ""))
+    assert reading["state"] == "unavailable"
+    assert device_uuid(1) in reading["reasons"]["device"]
+    assert device_uuid(16) in reading["reasons"]["device"]
+
+
 def test_every_value_is_the_devices_own(nvml_stub: NvmlStub, nvml_client: Start) -> None:
-    client = nvml_client(nvml_stub)
-    nvml_stub.devices(with_process(0, client))
-    reading = client.until(client.open(device_uuid(0), **PROMPT), lambda r: r["state"] == "ok")
-    assert values(reading) == {
+    client = nvml_client(nvml_stub, RANKTOP_GPM="1")
+    pid = client.process.pid
+    nvml_stub.devices(
+        device(0),
+        device(
+            1, index=1, pci="7e57:81:1f.0", numa=3, fan=33, reasons=0x4, mem_temp=71, pcie_replays=2, nvlinks=2,
+            procs=f"4000001:{5 * GIB},{pid}:{3 * GIB}", graphics_procs=f"88:{MIB}", mps_procs="99:7",
+            nvlink1_replay=1, nvlink1_recovery=2, nvlink1_crc=3, nvlink1_state=0,
+            remap_corrected=4, remap_uncorrected=5, remap_pending=1, remap_failed=0,
+            ecc_volatile_uncorrected=6, ecc_aggregate_uncorrected=7, limit=650_000, limit_default=600_000,
+        ),
+    )  # fmt: skip
+    told = whole(client, client.open(device_uuid(1), **PROMPT))
+    reading, detail, identity = told["reading"], told["detail"], told["identity"]
+    for part in (reading, detail):
+        assert part.pop("reasons") == {}
+        assert all(age < 5 for age in part.pop("ages").values())
+    assert reading.pop("age") < 5
+    assert reading == {
+        "state": "ok",
         "total": 80 * GIB,
-        "reserved": 600 << 20,
-        "processes": [{"pid": client.process.pid, "bytes": 3 * GIB}, {"pid": 4000001, "bytes": 5 * GIB}],
-        "process_pid": client.process.pid,
-        "used": 10 * GIB + (600 << 20),  # The driver's own bytes included.
-        "free": 70 * GIB - (600 << 20),
+        "used": 11 * GIB + 600 * MIB,  # The driver's own bytes included.
+        "free": 69 * GIB - 600 * MIB,
+        "reserved": 600 * MIB,
         "process_used": 3 * GIB,
-        "utilization": 50,
-        "power": 300.0,
-        "power_limit": 700.0,
-        "temperature": 60,
-        "sm_clock": 1980,
+        "process_pid": pid,
+        # This process's own first.
+        "processes": [{"pid": pid, "bytes": 3 * GIB}, {"pid": 4000001, "bytes": 5 * GIB}],
+        "utilization": 51,
+        "power": 300.001,
+        "power_limit": 650.0,
+        "temperature": 61,
+        "sm_clock": 1979,
         "memory_clock": 2619,
+        "throttle": ["software power cap"],
     }
-    assert reading["reasons"] == {}
-    assert reading["age"] < 5
+    assert detail == {
+        "memory_utilization": 21, "performance_state": 0, "memory_temperature": 71, "temperature_slowdown": 89,
+        "temperature_shutdown": 92, "temperature_max": 87, "temperature_memory_max": 95, "power_min_limit": 200.0,
+        "power_max_limit": 700.0, "power_default_limit": 600.0, "max_sm_clock": 1980, "max_memory_clock": 2619,
+        "energy": 5_000_000.001, "fan": 33, "persistence": True, "compute_mode": "default", "pcie_generation": 5,
+        "pcie_max_generation": 5, "pcie_width": 16, "pcie_max_width": 16, "pcie_tx": 120_001_000,
+        "pcie_rx": 80_001_000, "pcie_replays": 2,
+        "nvlinks": [
+            {"link": 0, "up": True, "replay": 0, "recovery": 0, "crc": 0},
+            {"link": 1, "up": False, "replay": 1, "recovery": 2, "crc": 3},
+        ],
+        "ecc_enabled": True, "ecc_corrected": 1, "ecc_uncorrected": 6, "ecc_aggregate_corrected": 11,
+        "ecc_aggregate_uncorrected": 7, "remapped_corrected": 4, "remapped_uncorrected": 5, "remap_pending": True,
+        "remap_failed": False, "recovery": "none", "graphics_processes": [{"pid": 88, "bytes": MIB}],
+        "mps_processes": [{"pid": 99, "bytes": 7}], "gpm_sm": 71.5, "gpm_occupancy": 33.25, "gpm_tensor": 41.0,
+        "gpm_dram": 52.75, "of_parent": [],
+    }  # fmt: skip
+    assert (identity["pci_bus_id"], identity["numa_node"]) == ("7e57:81:1f.0", 3)
+    assert (identity["driver"], identity["cuda_driver"]) == ("570.86.15", "12.8")
+    assert (identity["kind"], identity["mig"], identity["unified"]) == ("cuda", None, False)
 
 
-def test_zero_is_a_value(nvml_stub: NvmlStub, nvml_client: Start) -> None:
+def test_gpm_is_off_unless_it_is_asked_for(nvml_stub: NvmlStub, nvml_client: Start) -> None:
+    nvml_stub.devices(device(0))
     client = nvml_client(nvml_stub)
-    nvml_stub.devices(device(0, util=0, power=0, limit=0, temp=0, sm=0, mem=0, free=0, procs=f"{client.process.pid}:0"))
+    detail = whole(client, client.open(device_uuid(0), **PROMPT))["detail"]
+    assert "RANKTOP_GPM=1" in detail["reasons"]["gpm_sm"]
+    assert [name for name in nvml_stub.counts() if "Gpm" in name] == []
+
+
+def test_processes_of_which_none_is_this_one(nvml_stub: NvmlStub, nvml_client: Start) -> None:
+    client = nvml_client(nvml_stub)
+    nvml_stub.devices(device(0, procs="4000001:5,4000002:6"), device(1, procs=""))
     reading = client.until(client.open(device_uuid(0), **PROMPT), lambda r: r["state"] == "ok")
-    zero = ("free", "process_used", "utilization", "power", "power_limit", "temperature", "sm_clock")
-    assert {name: reading[name] for name in zero} == dict.fromkeys(zero, 0)
-    assert reading["reasons"] == {}
+    assert reading["process_used"] is None
+    assert "lists 2 others" in reading["reasons"]["process_used"]
+    assert [process["pid"] for process in reading["processes"]] == [4000002, 4000001]
+    reading = client.until(client.open(device_uuid(1), **PROMPT), lambda r: r["state"] == "ok")
+    assert reading["processes"] == []
+    assert "no CUDA context yet" in reading["reasons"]["process_used"]
 
 
-def test_each_code_on_each_getter_costs_that_value_alone(nvml_stub: NvmlStub, nvml_client: Start) -> None:
+def test_a_long_list_of_processes_keeps_this_one(nvml_stub: NvmlStub, nvml_client: Start) -> None:
     client = nvml_client(nvml_stub)
-    nvml_stub.devices(with_process(0, client), with_process(1, client))
-    sick, well = (client.open(device_uuid(n), **PROMPT) for n in (0, 1))
-    before = client.until(sick, lambda r: r["state"] == "ok")
-    healthy = values(client.until(well, lambda r: r["state"] == "ok"))
-    pairs = 0
-    for getter, fields in FIELDS_OF.items():
-        for code, word in WORDS.items():
-            # Where the newer request for memory fails the older one is made.
-            forms = (getter.replace("*", "_v2"), getter.replace("*", ""))
-            nvml_stub.update({f"d0.{form}.ret": code for form in forms})
-            reading = client.until(sick, says(f"NVML {code})", fields))
-            assert reading["state"] == "ok"
-            assert set(reading["reasons"]) == set(fields)
-            for name in fields:
-                assert word in reading["reasons"][name]
-            assert values(reading) == values(before) | dict.fromkeys(fields)
-            pairs += 1
-        assert values(client.read(well)) == healthy
-        nvml_stub.update({f"d0.{form}.ret": None for form in forms})
-        client.until(sick, lambda r: values(r) == values(before) and not r["reasons"])
-    assert pairs == len(FIELDS_OF) * len(WORDS)
+    others = ",".join(f"{4_000_000 + n}:{n + 10}" for n in range(300))
+    nvml_stub.devices(device(0, procs=f"{others},{client.process.pid}:1"))
+    reading = client.until(client.open(device_uuid(0), **PROMPT), lambda r: r["state"] == "ok")
+    assert reading["process_used"] == 1
+    assert len(reading["processes"]) == 64
+    assert reading["processes"][0] == {"pid": client.process.pid, "bytes": 1}
+    assert reading["processes"][1] == {"pid": 4_000_299, "bytes": 309}
 
 
-def test_a_device_that_answers_nothing_is_named_and_comes_back(nvml_stub: NvmlStub, nvml_client: Start) -> None:
-    nvml_stub.devices(device(0), device(1))
-    client = nvml_client(nvml_stub)
-    sick, well = (client.open(device_uuid(n), **PROMPT) for n in (0, 1))
-    for code, state, words in (
-        (15, "lost", "Xid 79"),
-        (16, "reset required", "reset"),
-        (999, "unavailable", "container"),
-        (4, "unavailable", "permitted"),
-    ):
-        client.until(sick, lambda r: r["state"] == "ok")
-        nvml_stub.update({"d0.*.ret": code})
-        reading = client.until(sick, says(f"NVML {code})", ("device",)))
-        assert reading["state"] == state
-        assert words in reading["reasons"]["device"]
-        assert reading["used"] is None
-        assert words in reading["reasons"]["used"]
-        assert client.read(well)["utilization"] == 51
-        age = reading["age"]
-        later = client.until(sick, lambda r, age=age: r["age"] > age)  # type: ignore[misc]
-        assert later["state"] == state
-        calls = len(nvml_stub.calls())
-        nvml_stub.update({"d0.*.ret": None})
-        assert client.until(sick, lambda r: r["state"] == "ok")["utilization"] == 50
-        # A handle of before may be of no use any more, and so may NVML's state.
-        again = [name for _, name in nvml_stub.calls()[calls:]]
-        assert again.index("nvmlInitWithFlags") < again.index("nvmlDeviceGetHandleByUUID")
-
-
-def test_an_nvml_that_does_not_start_is_named_and_may_start_later(nvml_stub: NvmlStub, nvml_client: Start) -> None:
+def test_an_nvml_that_does_not_start_may_start_later(nvml_stub: NvmlStub, nvml_client: Start) -> None:
     nvml_stub.devices(device(0))
     client = nvml_client(nvml_stub)
     for code, words in ((18, "reboot"), (9, "kernel module"), (999, "container"), (4, "permitted")):
         nvml_stub.update({"init.ret": code})
         probe = client.open(device_uuid(0), **PROMPT)
-        reading = client.until(probe, says(f"NVML {code})", ("device",)))
+        reading = client.until(probe, lambda r, code=code: f"NVML {code})" in r["reasons"].get("device", ""))  # type: ignore[misc]
         assert reading["state"] == "unavailable"
         assert words in reading["reasons"]["device"]
         nvml_stub.update({"init.ret": None})
         client.until(probe, lambda r: r["state"] == "ok")
-
-
-def test_a_hung_call_costs_only_age(nvml_stub: NvmlStub, nvml_client: Start) -> None:
-    client = nvml_client(nvml_stub)
-    nvml_stub.devices(with_process(0, client), device(1))
-    hung = client.open(device_uuid(0), deadline=0.2, gap=0.0, settle=0.005)
-    well = client.open(device_uuid(1), **PROMPT)
-    before = client.until(hung, lambda r: r["state"] == "ok" and not r["reasons"])
-    nvml_stub.update({"d0.nvmlDeviceGetTemperature.sleep": 400, "d0.util": 77})
-    reading = client.until(hung, lambda r: r["state"] == "no answer")
-    assert "nvmlDeviceGetTemperature" in reading["reasons"]["device"]
-    # What was asked before the call that hangs is new, what comes after it is old.
-    assert reading["utilization"] == 77
-    assert {**values(reading), "utilization": 50} == values(before)
-    answer = client.tell("read", probe=hung)
-    assert answer["seconds"] < 1
-    calls = len(nvml_stub.calls())
-    later = client.until(hung, lambda r: r["age"] > reading["age"] + 0.2)
-    assert later["state"] == "no answer"
-    assert len(nvml_stub.calls()) == calls, "calls pile up behind the one that hangs"
-    assert client.read(well)["state"] == "ok"
-    code, seconds, errors = client.end()
-    assert (code, errors) == (0, "")
-    assert seconds < 5
-
-
-def test_a_driver_that_hangs_at_the_start_holds_up_nobody(nvml_stub: NvmlStub, nvml_client: Start) -> None:
-    nvml_stub.devices(device(0))
-    nvml_stub.update({"init.sleep": 400})
-    client = nvml_client(nvml_stub)
-    probe = client.open(device_uuid(0), deadline=0.1)
-    reading = client.until(probe, lambda r: r["state"] == "no answer")
-    assert "nvmlInit" in reading["reasons"]["used"]
-    assert client.tell("close", probe=probe)["seconds"] < 1
-    assert client.end()[1] < 5
-
-
-def test_a_slow_call_ends_and_the_values_are_fresh_again(nvml_stub: NvmlStub, nvml_client: Start) -> None:
-    nvml_stub.devices(device(0))
-    client = nvml_client(nvml_stub)
-    probe = client.open(device_uuid(0), deadline=0.1, gap=0.0, settle=0.005)
-    client.until(probe, lambda r: r["state"] == "ok")
-    nvml_stub.update({"d0.nvmlDeviceGetPowerUsage.sleep": 0.6, "d0.power": 1_200_000})
-    client.until(probe, lambda r: r["state"] == "no answer")
-    nvml_stub.update({"d0.nvmlDeviceGetPowerUsage.sleep": None})
-    client.until(probe, lambda r: r["state"] == "ok" and r["power"] == 1200.0 and r["age"] < 0.6)
-
-
-def test_at_most_twelve_calls_a_second(nvml_stub: NvmlStub, nvml_client: Start) -> None:
-    client = nvml_client(nvml_stub)
-    nvml_stub.devices(with_process(0, client))
-    probe = client.open(device_uuid(0))
-    client.until(probe, lambda r: r["state"] == "ok")
-    rounds = [when for when, name in nvml_stub.calls() if name == "nvmlDeviceGetMemoryInfo_v2"]
-    deadline = time.monotonic() + 20
-    while len(rounds) < 5 and time.monotonic() < deadline:
-        client.read(probe)  # Far more often than once a second.
-        time.sleep(0.02)
-        rounds = [when for when, name in nvml_stub.calls() if name == "nvmlDeviceGetMemoryInfo_v2"]
-    # The first round asks for everything at once, so that nothing is missing long.
-    first, last = rounds[1], rounds[4]
-    inside = [name for when, name in nvml_stub.calls() if first <= when < last]
-    assert len(inside) <= 3 * 12
-    # A reader is never quite on time: a round may come a twentieth early.
-    assert last - first > 3 * 0.95
-
-
-def test_closing_ends_the_calls_at_once(nvml_stub: NvmlStub, nvml_client: Start) -> None:
-    nvml_stub.devices(device(0))
-    client = nvml_client(nvml_stub)
-    probe = client.open(device_uuid(0), **PROMPT)
-    client.until(probe, lambda r: r["state"] == "ok")
-    assert client.tell("close", probe=probe)["seconds"] < 1
-    calls = len(nvml_stub.calls())
-    client.read(probe)
-    assert len(nvml_stub.calls()) == calls
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["no file", "file of 0 bytes"])
@@ -260,56 +176,8 @@ def test_without_a_library_the_reading_says_so(tmp_path: Path, nvml_client: Star
     probe = client.open(device_uuid(0), **PROMPT)
     reading = client.until(probe, lambda r: "libnvidia-ml" in r["reasons"].get("device", ""))
     assert reading["state"] == "unavailable"
-    assert all("libnvidia-ml" in reading["reasons"][name] for names in FIELDS_OF.values() for name in names)
-
-
-NO_VALUES: tuple[tuple[dict[str, object], tuple[str, ...], str], ...] = (
-    ({"util": (1 << 32) - 1}, ("utilization",), "4294967295 %"),
-    ({"util": 101}, ("utilization",), "101 %"),
-    ({"power": (1 << 32) - 1}, ("power",), "mW"),
-    ({"temp": (1 << 32) - 1}, ("temperature",), "°C"),
-    ({"sm": (1 << 32) - 1}, ("sm_clock",), "MHz"),
-    ({"free": (1 << 64) - 1}, ("total", "used", "free", "reserved"), "bytes free"),
-    ({"total": 0}, ("total", "used", "free", "reserved"), "no memory"),
-    ({"procs": "{pid}:18446744073709551615"}, ("process_used",), "memory of processes"),
-    ({"procs": "4000001:5"}, ("process_used", "process_pid"), "lists 1 others"),
-    ({"procs": ""}, ("process_used", "process_pid"), "no CUDA context yet"),
-)
-
-
-def test_what_is_no_value_is_dropped_with_a_reason(nvml_stub: NvmlStub, nvml_client: Start) -> None:
-    client = nvml_client(nvml_stub)
-    nvml_stub.devices(with_process(0, client))
-    probe = client.open(device_uuid(0), **PROMPT)
-    for change, fields, words in NO_VALUES:
-        settings = {key: str(value).replace("{pid}", str(client.process.pid)) for key, value in change.items()}
-        nvml_stub.devices(with_process(0, client) | settings)
-        reading = client.until(probe, says(words, fields))
-        assert reading["state"] == "ok"
-        assert set(reading["reasons"]) == set(fields)
-        assert {name: reading[name] for name in fields} == dict.fromkeys(fields)
-
-
-def test_a_name_that_is_not_utf8(nvml_stub: NvmlStub, nvml_client: Start) -> None:
-    nvml_stub.devices(device(0, name="Board %ff%fe 3"))
-    client = nvml_client(nvml_stub)
-    probe = client.open(device_uuid(0), **PROMPT)
-    client.until(probe, lambda r: r["state"] == "ok")
-    assert client.identity(probe)["name"] == "Board \ufffd\ufffd 3"
-
-
-def test_a_mig_instance_is_read_by_its_own_uuid(nvml_stub: NvmlStub, nvml_client: Start) -> None:
-    bare = "0a0b0c0d-1111-2222-3333-444444444444"
-    instance = device(1, uuid=f"MIG-{bare}", parent=0, total=20 * GIB, free=15 * GIB, name="NVIDIA Test MIG 2g.20gb")
-    nvml_stub.devices(device(0, index=3), instance)
-    nvml_stub.update({f"d1.{name}.ret": 3 for name in ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetClockInfo")})
-    client = nvml_client(nvml_stub)
-    probe = client.open(*uuid_names(bare, 0, ""), **PROMPT)
-    reading = client.until(probe, lambda r: r["state"] == "ok")
-    assert (reading["total"], reading["used"]) == (20 * GIB, 5 * GIB)
-    assert "not supported" in reading["reasons"]["utilization"]
-    identity = client.identity(probe)
-    assert (identity["uuid"], identity["nvml_index"]) == (f"MIG-{bare}", 3)
+    for name in ("total", "used", "free", "process_used", "utilization", "power", "temperature", "sm_clock"):
+        assert "libnvidia-ml" in reading["reasons"][name]
 
 
 def test_a_device_that_is_not_there(nvml_stub: NvmlStub, nvml_client: Start) -> None:
@@ -320,37 +188,59 @@ def test_a_device_that_is_not_there(nvml_stub: NvmlStub, nvml_client: Start) -> 
     assert reading["state"] == "unavailable"
 
 
-@pytest.mark.parametrize("way", ["missing symbol", "return code"])
-def test_older_drivers_are_asked_in_their_own_way(
-    nvml_stub: NvmlStub, nvml_client: Start, tmp_path: Path, way: str
-) -> None:
-    newer = ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetTemperature")
-    if way == "missing symbol":
-        nvml_stub.library = build_library(tmp_path / "old", without=newer)
-    client = nvml_client(nvml_stub)
-    nvml_stub.devices(with_process(0, client))
-    if way == "return code":
-        nvml_stub.update({f"d0.{name}.ret": 25 for name in newer})
-    reading = client.until(client.open(device_uuid(0), **PROMPT), lambda r: r["state"] == "ok")
-    assert list(reading["reasons"]) == ["reserved"]
-    assert "counts what it reserves as used" in reading["reasons"]["reserved"]
-    assert reading["used"] == 10 * GIB + (600 << 20)
-    assert reading["process_used"] == 3 * GIB
-    assert reading["temperature"] == 60
+def test_an_old_library_lacks_the_newer_functions(nvml_stub: NvmlStub, nvml_client: Start, tmp_path: Path) -> None:
+    lists = [f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "Graphics", "MPSCompute")]
+    newer = (
+        "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetTemperature", "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlSystemGetCudaDriverVersion_v2", *(f"{name}_v{version}" for name in lists for version in (2, 3)),
+    )  # fmt: skip
+    without = ("nvmlDeviceGetNumaNodeId", "nvmlDeviceGetFieldValues", "nvmlGpmQueryDeviceSupport")
+    nvml_stub.library = build_library(tmp_path / "old", without=(*newer, *without))
+    client = nvml_client(nvml_stub, RANKTOP_GPM="1")
+    nvml_stub.devices(
+        device(0, fan=1, procs=f"{client.process.pid}:{3 * GIB}", mps_procs="9:8", graphics_procs="7:6", reasons=1)
+    )
+    told = whole(client, client.open(device_uuid(0), **PROMPT))
+    reading, detail = told["reading"], told["detail"]
+    assert (reading["used"], reading["reserved"]) == (10 * GIB + 600 * MIB, None)
+    assert (reading["process_used"], reading["temperature"], reading["throttle"]) == (3 * GIB, 60, ["idle"])
+    assert (detail["mps_processes"], detail["graphics_processes"]) == (
+        [{"pid": 9, "bytes": 8}],
+        [{"pid": 7, "bytes": 6}],
+    )
+    assert [link["up"] for link in detail["nvlinks"]] == [True] * 18
+    assert told["identity"]["cuda_driver"] == "12.8"
+    assert set(reading["reasons"]) == {"reserved"}
+    gpm = {"gpm_sm", "gpm_occupancy", "gpm_tensor", "gpm_dram"}
+    assert set(detail["reasons"]) == {"memory_temperature", "recovery", *gpm}
+    assert all("too old" in reason for reason in detail["reasons"].values())
+    assert "too old" in told["identity"]["reasons"]["numa_node"]
 
 
 def test_the_environment_chooses_the_device(nvml_stub: NvmlStub, nvml_client: Start) -> None:
     nvml_stub.devices(device(0), device(1), device(2))
-    for choice in ("nvml:local_rank", f"nvml:{device_uuid(2)}"):
+    for choice in ("nvml:local_rank", f"nvml:{device_uuid(2)}", "nvml:2", "nvml:GPU-00000002"):
         client = nvml_client(nvml_stub, RANKTOP_DEVICE=choice, LOCAL_RANK="2")
         client.tell("open_device")
         assert client.until(0, lambda r: r["state"] == "ok")["utilization"] == 52
-        assert client.identity(0)["uuid"] == device_uuid(2)
-        assert client.identity(0)["kind"] == "cuda"
+        identity = client.identity(0)
+        assert (identity["uuid"], identity["kind"]) == (device_uuid(2), "cuda")
+        assert choice in identity["note"]
     client = nvml_client(nvml_stub, RANKTOP_DEVICE="nonsense")
     client.tell("open_device")
-    assert "nonsense" in client.read(0)["reasons"]["device"]
-    assert client.identity(0)["kind"] == "host"
+    identity = client.identity(0)
+    assert identity["kind"] == "host"
+    assert "nonsense" in identity["note"]
+
+
+def test_a_process_that_has_forked_leaves_the_device_to_its_parent(nvml_stub: NvmlStub, nvml_client: Start) -> None:
+    nvml_stub.devices(device(0))
+    client = nvml_client(nvml_stub)
+    probe = client.open(device_uuid(0), gap=0.0, settle=0.01)
+    client.until(probe, lambda r: r["state"] == "ok")
+    code = client.tell("fork", probe=probe)["result"]["code"]
+    assert os.waitstatus_to_exitcode(code) == 0
+    client.until(probe, lambda r: r["state"] == "ok" and r["age"] < 1)
 
 
 def test_looking_for_the_device_does_not_initialise_cuda() -> None:
