@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_device import CONTEXT, h100_detail
+from fake_device import CONTEXT
 from fake_gpu_jobs import mig_job, stray_job
 from fake_job import GIB, H100, FakeClock, FakeJob, FakeSource, fsdp_job, host_job
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ranktop.probes.reading import AllocatorReading, DeviceDetail, DeviceIdentity, DeviceProcess, DeviceReading, NvLink
 from ranktop.tui.session.state import Session
 from ranktop.tui.status_device import COUNTERS, DETAIL, GPM, READING
 from ranktop.tui.status_json import job_json
-from ranktop.tui.status_table import troubles
+from ranktop.tui.status_table import print_table, troubles
 
 KEYS = {
     *("kind", "uuid", "name", "torch_index", "nvml_index", "pci_bus_id", "mig", "numa_node", "unified", "driver"),
@@ -121,6 +123,31 @@ def test_the_shape_is_always_whole_and_every_null_has_its_reason(job: str) -> No
             assert all(told["reasons"].values())
         assert not set(device["ages"]) & set(device["reasons"]) - {"nvlink", "processes"}
         assert all(age >= 0 for age in device["ages"].values())
+
+
+def blanks(kind: type) -> st.SearchStrategy[dict[str, None]]:
+    """Any of the fields that may be unknown, without a word about why."""
+    optional = [field.name for field in fields(kind) if field.default is None]
+    return st.sets(st.sampled_from(optional)).map(dict.fromkeys)
+
+
+@settings(max_examples=40, deadline=None)
+@given(blanks(DeviceReading), blanks(DeviceDetail), blanks(AllocatorReading), blanks(DeviceIdentity))
+def test_whatever_is_missing_without_a_word_gets_one(
+    reading: dict[str, None], detail: dict[str, None], allocator: dict[str, None], identity: dict[str, None]
+) -> None:
+    job = fsdp_job(1)
+    own = job.device
+    job.device = lambda rank: replace(own(rank), **identity)
+    job.reading_changes[0], job.detail_changes[0], job.allocator_changes[0] = (
+        dict(reading),
+        dict(detail),
+        dict(allocator),
+    )
+    rank = ranks_of(job)[0]
+    assert set(nulls(rank["device"])) == set(rank["device"]["reasons"])
+    assert set(nulls(rank["allocator"])) == set(rank["allocator"]["reasons"])
+    assert all([*rank["device"]["reasons"].values(), *rank["allocator"]["reasons"].values()])
 
 
 def test_every_name_is_documented() -> None:
@@ -254,7 +281,7 @@ def test_the_allocator_tells_all_its_counters() -> None:
     assert (host["backend"], host["reasons"]["ooms"]) == ("malloc", "malloc does not count it")
 
 
-def test_the_lines_below_the_table_name_what_is_wrong_with_devices() -> None:
+def test_the_lines_below_the_table_name_what_is_wrong_with_devices(capsys: pytest.CaptureFixture[str]) -> None:
     job = stray_job()
     words = "the GPU needs a reset (NVML 16)\x1b[31m"
     job.reading_changes = {2: {"state": "reset required", "reasons": {"device": words}}}
@@ -269,4 +296,5 @@ def test_the_lines_below_the_table_name_what_is_wrong_with_devices() -> None:
     assert "answer" in lines[2]
     assert not any("\x1b" in line for line in lines)
     assert troubles(session_of(fsdp_job()).snapshot()) == []
-    assert h100_detail(0).fan is None
+    print_table([session_of(job)])
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("rank ") and ":" in line] == lines

@@ -176,7 +176,7 @@ def _reading(sheet: _Sheet, view: RankView) -> None:
     for name, field in READING.items():
         value = getattr(device, field) if device is not None else None
         if field == "used" and device is not None and value is not None and device.reserved is not None:
-            value -= device.reserved
+            value = max(0, value - device.reserved)
         if field == "throttle" and value is not None:
             value = list(value)
         reason = device.reasons.get(field) or device.reasons.get("device") if device is not None else NOT_REPORTED
