@@ -117,6 +117,9 @@ def test_the_text_fits_its_width_and_its_alphabet(width: int, unicode: bool) -> 
         text.index(word) for word in ("first things", "fine", "other things", "mend it", "nothing to see", "checks")
     ]
     assert order == sorted(order)
+    again = " ".join(text.split()[-40:])
+    assert "fail: other things: one" in again
+    assert "warn: first things: a label that is too long" in again
     assert text.splitlines()[-1] == "4 checks in 1.0 s: 1 pass, 1 warn, 1 fail, 1 skip"
 
 

@@ -59,6 +59,17 @@ def test_a_device_that_tells_no_uuid_is_named(tmp_path: Path) -> None:
     assert "GPU 1 did not tell" in found
 
 
+def test_a_device_without_a_name_is_no_other_kind(tmp_path: Path) -> None:
+    status, found, _ = look(tmp_path, gpu(0), gpu(1, name=None), CUDA_VISIBLE_DEVICES="1,0")
+    assert (status, "kinds" in found) == ("pass", False)
+
+
+def test_what_decides_comes_first(tmp_path: Path) -> None:
+    _, found, _ = look(tmp_path, gpu(0), gpu(1, name="T4"), CUDA_VISIBLE_DEVICES="0,0")
+    assert found.startswith("CUDA_VISIBLE_DEVICES='0,0': 0 stands twice")
+    assert "kinds" in found
+
+
 def test_different_gpus_get_the_order_as_advice(tmp_path: Path) -> None:
     result = visible.look_at_cuda(Machine(tmp_path).said(gpu(0), gpu(1, name="T4")).scene())
     assert (result.status, result.advice) == ("warn", "export CUDA_DEVICE_ORDER=PCI_BUS_ID")

@@ -75,7 +75,10 @@ def as_text(
         found = [line for line in lines if line.result.status == status]
         if found:
             # On a small screen the line itself may have scrolled away.
-            named = ", ".join(f"{titles.get(line.group, line.group)}: {clean(line.label)}" for line in found)
+            named = "; ".join(
+                f"{titles.get(group, group)}: {', '.join(clean(line.label) for line in found if line.group == group)}"
+                for group in dict.fromkeys(line.group for line in found)
+            )
             out.extend(_styled(text, _COLORS[status], color) for text in _wrapped(f"{status}: {named}", width, unicode))
     out.append(f"{len(lines)} checks in {seconds:.1f} s: {sums}")
     text = "\n".join(out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ranktop.probes.visible import Seen, Visible, resolve
@@ -26,7 +27,7 @@ def look_at_cuda(scene: Scene) -> Result:
     listed = [device for device in report(scene).get("devices") or () if device.get("uuid")]
     if not listed:
         return skipped(f"{named}; the driver lists no device to resolve it on", **facts)
-    found = resolve(visible, order, [seen(device) for device in listed])
+    found = resolve(visible, order, _named([seen(device) for device in listed]))
     left_out = [int(device["index"]) for device in report(scene).get("devices") or () if not device.get("uuid")]
     if left_out:
         words = f"GPU {ranges(left_out)} did not tell what it is and is left out: indexes may be others"
@@ -49,6 +50,14 @@ def seen(device: dict[str, Any]) -> Seen:
     )
 
 
+def _named(devices: list[Seen]) -> list[Seen]:
+    """Take a device that does not tell its name for one of the others' kind, where that is one kind."""
+    names = {device.name for device in devices if device.name}
+    if len(names) != 1:
+        return devices
+    return [replace(device, name=next(iter(names))) for device in devices]
+
+
 def _ordinal(entry: Any) -> dict[str, object]:
     return {
         "cuda": entry.ordinal,
@@ -60,7 +69,8 @@ def _ordinal(entry: Any) -> dict[str, object]:
 
 
 def _judged(named: str, visible: str | None, found: Visible, listed: int, facts: dict[str, object]) -> Result:
-    notes = "; ".join(found.notes)
+    # First what decides.
+    notes = "; ".join(sorted(found.notes, key=lambda note: "sees no device" not in note))
     if not found.devices:
         if visible is not None and visible.strip() in ("", "-1"):
             return warned(f"{named}: {notes or 'CUDA sees no device'}", "unset CUDA_VISIBLE_DEVICES", **facts)
