@@ -110,6 +110,8 @@ class Sweep:
 
     pairs: list[Pair] = field(default_factory=list)
     called: set[str] = field(default_factory=set)
+    whole: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """Code -> what is told of a device of which every function returns it."""
 
 
 @contextmanager
@@ -204,5 +206,11 @@ def run_all(library: Path, folder: Path) -> Sweep:
             sweep.called |= set(stub.counts())
             stub.update(dict.fromkeys(hidden))
             client.watch(SICK, fresh=True)
+        for code in CODES:
+            stub.update({f"d{SICK}.*.ret": code})
+            says = dict.fromkeys(("total", "power", "energy"), f"(NVML {code})")
+            sweep.whole[code] = client.watch(SICK, says=says)["told"]
+            stub.update({f"d{SICK}.*.ret": None})
+            client.watch(SICK, same=True)
     print(f"\n{len(sweep.pairs)} (getter, code) pairs have run")
     return sweep

@@ -84,6 +84,19 @@ def test_gpm_tells_how_busy_a_mig_instance_is(nvml_stub: NvmlStub, nvml_client: 
     assert told(client, device_uuid(0))["detail"]["gpm_sm"] == 71.5
 
 
+def test_processes_of_an_instance_that_only_the_whole_gpu_lists(nvml_stub: NvmlStub, nvml_client: Start) -> None:
+    client = nvml_client(nvml_stub)
+    parent, *instances = mig(0, 1)
+    # Of instances 0 and 2, as a host of virtual GPUs tells them.
+    parent["procs"] = f"{client.process.pid}:5:9:0,4000001:6:9:0,4000002:7:7:0"
+    nvml_stub.devices(parent, *instances)
+    for version in ("", "_v2", "_v3"):
+        nvml_stub.update({f"d{n}.nvmlDeviceGetComputeRunningProcesses{version}.ret": 3 for n in (1, 2, 3)})
+    reading = told(client, mig_uuid(2))["reading"]
+    assert [(one["pid"], one["bytes"]) for one in reading["processes"]] == [(client.process.pid, 5), (4000001, 6)]
+    assert reading["process_used"] == 5
+
+
 @pytest.mark.parametrize("handle", [0, 4])
 def test_a_container_may_not_ask_the_whole_gpu(nvml_stub: NvmlStub, nvml_client: Start, handle: int) -> None:
     parent, *instances = mig(0, 1)
@@ -131,6 +144,17 @@ def test_a_device_that_shares_the_hosts_memory(nvml_stub: NvmlStub, nvml_client:
     assert reading["process_used"] == GIB
     assert "not supported" in reason_of(one, "memory_clock")
     assert one["detail"]["nvlinks"] == []
+
+
+def test_a_board_that_tells_nothing_but_its_name(nvml_stub: NvmlStub, nvml_client: Start) -> None:
+    absent = ("util", "memutil", "power", "limit", "sm", "mem", "temp", "mem_temp", "reasons", "energy", "pstate")
+    nvml_stub.devices(gb10(name="Orin (nvgpu)") | dict.fromkeys(absent))
+    one = told(nvml_client(nvml_stub), device_uuid(0))
+    assert (one["reading"]["state"], one["reading"]["total"]) == ("ok", host_total())
+    assert one["identity"]["name"] == "Orin (nvgpu)"
+    for name in ("utilization", "power", "temperature", "sm_clock", "throttle", "energy"):
+        assert value_of(one, name) is None
+        assert "not supported" in reason_of(one, name)
 
 
 def test_wsl(nvml_stub: NvmlStub, nvml_client: Start) -> None:

@@ -121,6 +121,18 @@ def test_a_driver_that_hangs_at_the_start_holds_up_nobody(nvml_stub: NvmlStub, n
     assert took < 1
 
 
+def test_a_driver_that_takes_long_to_start_is_waited_for(nvml_stub: NvmlStub, nvml_client: Start) -> None:
+    nvml_stub.devices(device(0))
+    # As without persistence mode, when the devices are brought up first.
+    nvml_stub.update({"init.sleep": 0.6})
+    client = nvml_client(nvml_stub)
+    probe = client.open(device_uuid(0), **IMPATIENT)
+    client.until(probe, lambda r: r["state"] == "no answer")
+    reading = client.until(probe, lambda r: r["state"] == "ok")
+    assert (reading["utilization"], reading["reasons"].get("device")) == (50, None)
+    assert nvml_stub.counts()["nvmlInitWithFlags"] == 1
+
+
 def test_the_process_ends_amid_calls_that_succeed(nvml_stub: NvmlStub, nvml_client: Start) -> None:
     client = job(nvml_stub, nvml_client)
     for n in range(WELL + 1):

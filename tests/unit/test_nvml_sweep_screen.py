@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from fake_job import FakeClock, FakeJob, FakeSource, fsdp_job
-from nvml_stub.sweep import CODES, COUNT, FIELDS, SICK, WORDS, P, Pair, Sweep
+from nvml_stub.sweep import CODES, COUNT, CURES, FIELDS, SICK, WORDS, P, Pair, Sweep
 
 from ranktop.probes.reading import DeviceDetail, DeviceIdentity, DeviceReading
 from ranktop.tui.session.source import Link
@@ -119,4 +119,27 @@ def test_seven_rows_are_unchanged_whatever_the_eighth_says(nvml_sweep: Sweep) ->
         assert len(rows) == COUNT
         assert [row for n, row in enumerate(rows) if n != SICK] == [row for n, row in enumerate(before) if n != SICK]
     screen.tell(SICK, pairs[0].before)
+    assert screen.rows() == before
+
+
+STATES = {15: "lost", 16: "reset"}
+"""Code -> the word in the rank's row; ``no device`` of the others."""
+
+
+def test_a_whole_device_that_says_it_is_named_in_its_row_with_the_cure(nvml_sweep: Sweep) -> None:
+    screen = Screen()
+    screen.tell(SICK, nvml_sweep.pairs[0].before)
+    before = screen.rows()
+    assert list(nvml_sweep.whole) == list(CODES)
+    for code, told in nvml_sweep.whole.items():
+        screen.tell(SICK, told)
+        rows, shown = screen.rows(), screen.device(SICK)
+        assert rows[:SICK] + rows[SICK + 1 :] == before[:SICK] + before[SICK + 1 :]
+        assert f"(NVML {code})" in shown
+        assert CURES.get(code, "") in shown
+        # Supporting nothing is no illness.
+        word = "" if code == 3 else STATES.get(code, "no device")
+        said = [one for one in ("no device", *STATES.values()) if one in rows[SICK]]
+        assert said == [word] * bool(word), (code, rows[SICK])
+    screen.tell(SICK, nvml_sweep.pairs[0].before)
     assert screen.rows() == before
