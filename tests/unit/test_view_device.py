@@ -1,141 +1,26 @@
-"""What is shown of a device: memory that adds up, readings with ages and reasons, problems first, all its names."""
+"""What is shown of a device: readings with ages and reasons, problems first, all its names."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from device_view import LIVE, NOT_PERMITTED, changed, gauges_of, screen, side, snapshot, text
 from fake_gpu_jobs import mig_job, stray_job
-from fake_job import GIB, MIB, FakeClock, FakeJob, FakeSource, fsdp_job, host_job
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from fake_job import MIB, fsdp_job, host_job
 
-from ranktop.probes.reading import DeviceProcess, NvLink
-from ranktop.tui.session.rank import RankView
-from ranktop.tui.session.source import Link
-from ranktop.tui.session.state import Session, Snapshot
+from ranktop.probes.reading import (
+    NvLink,
+)
 from ranktop.tui.view.device import device_block
 from ranktop.tui.view.device_groups import groups, link_strip, odd_links
 from ranktop.tui.view.device_identity import identity_lines
-from ranktop.tui.view.device_memory import division, memory_bar
 from ranktop.tui.view.device_screen import Look, device_lines
 from ranktop.tui.view.device_words import device_sentences, parts_of_other, ranges, unknown_sentences
-from ranktop.tui.view.gauges import Gauges, harmful, in_a_word
+from ranktop.tui.view.gauges import harmful, in_a_word
 from ranktop.tui.view.options import Options
-from ranktop.tui.view.text import ASCII, UNICODE, Line, length
-
-LIVE = Link(state="live", age=0.1)
-NOT_PERMITTED = "not permitted (NVML 4); inside a container only the device or MIG instance given to it may be asked"
-
-
-def snapshot(job: FakeJob, seconds: float = 5.0) -> Snapshot:
-    clock = FakeClock()
-    source = FakeSource(job, clock)
-    session = Session(clock)
-    session.feed(source.drain())
-    clock.advance(seconds)
-    session.feed(source.drain())
-    return session.snapshot()
-
-
-def changed(reading: dict[str, Any] | None = None, detail: dict[str, Any] | None = None, rank: int = 0) -> Snapshot:
-    job = fsdp_job()
-    job.reading_changes[rank] = reading or {}
-    job.detail_changes[rank] = detail or {}
-    return snapshot(job)
-
-
-def text(line: Line) -> str:
-    return "".join(part for part, _ in line)
-
-
-def gauges_of(view: RankView) -> Gauges:
-    gauges = Gauges.of(view)
-    assert gauges is not None
-    return gauges
-
-
-def side(picture: Snapshot, width: int = 34, rank: int = 0) -> list[str]:
-    lines = device_block(picture.ranks[rank], picture, width, UNICODE)
-    assert all(length(line) == width for line in lines)
-    return [text(line).rstrip() for line in lines]
-
-
-def screen(picture: Snapshot, size: tuple[int, int] = (120, 60), rank: int = 0, **choices: Any) -> str:
-    options = Options(selected=rank, **choices)
-    lines = device_lines(picture, LIVE, Look(), options, size, "")
-    assert len(lines) == size[1]
-    assert all(length(line) == size[0] for line in lines)
-    return "\n".join(text(line).rstrip() for line in lines)
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    own=st.integers(0, 60 * GIB),
-    reserved=st.one_of(st.none(), st.integers(0, GIB)),
-    others=st.lists(st.one_of(st.none(), st.integers(0, 2 * GIB)), max_size=4),
-    unlisted=st.integers(0, GIB),
-    told=st.booleans(),
-)
-def test_the_memory_of_a_device_adds_up_to_the_byte(
-    own: int, reserved: int | None, others: list[int | None], unlisted: int, told: bool
-) -> None:
-    total = 80 * GIB
-    used = own + (reserved or 0) + sum(size or 0 for size in others) + unlisted
-    processes = (DeviceProcess(48_109, own), *(DeviceProcess(9000 + at, size) for at, size in enumerate(others)))
-    picture = changed(
-        {"total": total, "used": used, "free": total - used, "process_used": own, "reserved": reserved,
-         "processes": processes if told else None, "reasons": {"processes": NOT_PERMITTED, "reserved": "v1"}}
-    )  # fmt: skip
-    found = division(gauges_of(picture.ranks[0]), picture)
-    assert sum(holder.bytes or 0 for holder in found.holders) == total
-    named = {holder.name: holder.bytes for holder in found.holders}
-    assert named["this rank"] == own
-    assert named["free"] == total - used
-    assert all(holder.bytes is None or holder.bytes >= 0 for holder in found.holders)
-
-
-def test_processes_that_hold_more_than_is_used_are_said_to_be_read_at_another_time() -> None:
-    processes = (DeviceProcess(48_109, 40 * GIB), DeviceProcess(7, 50 * GIB))
-    picture = changed({"used": 70 * GIB, "process_used": 40 * GIB, "processes": processes})
-    found = division(gauges_of(picture.ranks[0]), picture)
-    assert "read at different times" in found.note
-    assert all(holder.bytes is None or holder.bytes >= 0 for holder in found.holders)
-
-
-def test_what_the_driver_does_not_tell_of_processes_is_shown_with_the_reason() -> None:
-    reason = "the driver does not tell the memory of processes here"
-    picture = changed(
-        {"process_used": None, "processes": (DeviceProcess(48_109, None), DeviceProcess(7, None)),
-         "reasons": {"process_used": reason}}
-    )  # fmt: skip
-    shown = screen(picture)
-    assert "all processes together" in shown
-    assert " ".join(shown.split()).count(reason) >= 1
-    assert "0.00" not in next(line for line in shown.splitlines() if line.startswith("   this rank "))
-
-
-def test_no_memory_at_all_is_a_dash_with_its_reason() -> None:
-    picture = changed(
-        {"total": None, "used": None, "free": None, "reserved": None, "process_used": None, "processes": None,
-         "reasons": {"total": NOT_PERMITTED}}
-    )  # fmt: skip
-    shown = screen(picture)
-    assert "not permitted" in shown
-    assert "0 B" not in shown
-    bar = memory_bar(gauges_of(picture.ranks[0]), picture, Options(), 100)
-    assert "█" not in text(bar)
-
-
-def test_the_bar_is_as_full_as_the_device() -> None:
-    picture = changed({"total": 80 * GIB, "used": 60 * GIB, "free": 20 * GIB})
-    bar = text(memory_bar(gauges_of(picture.ranks[0]), picture, Options(), 100))
-    assert (bar.count("█"), len(bar)) == (75, 101)
-    letters = text(memory_bar(gauges_of(picture.ranks[0]), picture, Options(letters=True, glyphs=ASCII), 100))
-    assert letters.count(".") == 25
-    assert letters.isascii()
+from ranktop.tui.view.text import ASCII, UNICODE
 
 
 def test_every_name_of_a_device_is_on_one_line_of_120_cells() -> None:
@@ -344,20 +229,3 @@ def test_ranges_of_ranks() -> None:
     assert ranges([3, 1, 2, 5]) == "1-3, 5"
     assert ranges([4, 5]) == "4, 5"
     assert ranges([]) == ""
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 72])
-def test_any_size_takes_the_screen(ranks: int) -> None:
-    for job in (fsdp_job(ranks), host_job(), mig_job(), stray_job()):
-        picture = snapshot(job)
-        for width, height in ((1, 1), (2, 3), (20, 5), (48, 12), (75, 24), (76, 24), (80, 24), (200, 60), (400, 3)):
-            for glyphs in (UNICODE, ASCII):
-                shown = screen(picture, (width, height), rank=min(ranks, len(picture.ranks)) - 1, glyphs=glyphs)
-                assert shown.isascii() or glyphs is UNICODE
-
-
-def test_no_rank_and_no_sample_are_said() -> None:
-    nothing = Snapshot(now=0.0, job=None, state="starting", ranks=())
-    assert "waiting for the first rank" in screen(nothing)
-    missing = Snapshot(now=0.0, job=None, state="starting", ranks=(RankView(rank=0, state="missing", age=None),))
-    assert "no sample of this rank yet" in screen(missing)

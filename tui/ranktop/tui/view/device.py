@@ -35,7 +35,7 @@ def device_block(view: RankView, snapshot: Snapshot, width: int, glyphs: Glyphs)
         text = f"of the whole GPU: {', '.join(parent)}"
         lines += [pad([(part, "dim")], width) for part in wrap(text, max(8, width))]
     if len(lines) == 0:
-        lines = [pad([("nothing is read of this device", "dim")], width)]
+        lines = [pad([("nothing is read of it", "dim")], width)]
     return lines
 
 
@@ -99,6 +99,9 @@ def _company(view: RankView, snapshot: Snapshot) -> list[Group]:
         return []
     told = sum(one.bytes or 0 for one in others)
     ranks = {one.rank for one in others if one.rank is not None}
-    size = f", {human(told)}" if told else ""
-    text = f"{len(others)} process{'' if len(others) == 1 else 'es'}{size}"
+    one = len(others) == 1
+    if told:
+        text = f"{len(others)} hold{'s' if one else ''} {human(told)}"
+    else:
+        text = f"{len(others)} process{'' if one else 'es'}"
     return [Group("others", (Piece(text, "warn" if ranks else "number", True),))]

@@ -8,7 +8,7 @@ from ranktop.probes.reading import AllocatorReading
 from ranktop.tui.view.device_words import grouped
 from ranktop.tui.view.gauges import named
 from ranktop.tui.view.options import Options
-from ranktop.tui.view.text import Line, Unit, count, fit, pad, plain, size
+from ranktop.tui.view.text import Line, Unit, count, first_that_fits, fit, pad, plain, size
 
 
 def allocator_lines(reading: AllocatorReading | None, unit: Unit, options: Options, width: int) -> list[Line]:
@@ -21,7 +21,13 @@ def allocator_lines(reading: AllocatorReading | None, unit: Unit, options: Optio
     room = max(0, width - 15)
     lines = [
         pad((), width),
-        pad([(fit(f" allocator: {kind}", room), "label bold"), (f"{unit.name:>9}", "label")], width),
+        pad(
+            [
+                (fit(first_that_fits((f" allocator: {kind}", f" {kind}"), room), room), "label bold"),
+                (f"{unit.name:>9}", "label"),
+            ],
+            width,
+        ),
     ]
     sizes = (
         ("allocated", reading.allocated), ("active", reading.active), ("requested", reading.requested),

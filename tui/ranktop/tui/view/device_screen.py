@@ -206,6 +206,8 @@ def _piece(piece: Piece, faded: bool, room: int) -> list[Line]:
 
 def _unknown(gauges: Gauges, width: int) -> list[Line]:
     told: Sequence[str] = grouped(gauges.unknown(detail=True)) if not gauges.trouble else ()
+    if gauges.identity.kind == "cuda" and gauges.detail is None and not gauges.trouble:
+        told = [*told, "links, errors, limits, modes: not said yet"]
     if not told:
         return []
     lines = [pad((), width), pad([(" not known", "label bold")], width)]
