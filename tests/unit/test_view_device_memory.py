@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from device_view import NOT_PERMITTED, changed, gauges_of, screen, text
-from fake_job import GIB
+from dataclasses import replace
+
+from device_view import NOT_PERMITTED, changed, gauges_of, screen, snapshot, text
+from fake_gpu_jobs import mig_job
+from fake_job import GIB, fsdp_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranktop.probes.reading import (
-    DeviceProcess,
-)
+from ranktop.probes.reading import DeviceProcess
 from ranktop.tui.view.device_memory import division, memory_bar
+from ranktop.tui.view.device_words import device_sentences, parts_of_other
 from ranktop.tui.view.options import Options
-from ranktop.tui.view.text import ASCII
+from ranktop.tui.view.text import ASCII, UNICODE
 
 
 @settings(max_examples=80, deadline=None)
@@ -80,3 +82,26 @@ def test_the_bar_is_as_full_as_the_device() -> None:
     letters = text(memory_bar(gauges_of(picture.ranks[0]), picture, Options(letters=True, glyphs=ASCII), 100))
     assert letters.count(".") == 25
     assert letters.isascii()
+
+
+def test_ranks_that_share_a_gpu_are_no_strays() -> None:
+    job = fsdp_job(2)
+    plain = job.device
+    job.device = lambda rank: replace(plain(rank), uuid="GPU-00000000")
+    job.contexts[0] = (1,)
+    picture = snapshot(job)
+    found = {holder.name: holder.style for holder in division(gauges_of(picture.ranks[0]), picture).holders}
+    assert found["rank 1"] == "text"
+    assert ", stray" not in screen(picture)
+    assert device_sentences(picture.ranks[0], picture, UNICODE) == []
+
+
+def test_processes_of_the_whole_gpu_are_not_counted_against_an_instance() -> None:
+    job = mig_job()
+    job.processes[0] = (DeviceProcess(7731, 40 * GIB),)
+    job.detail_changes[0] = {**job.detail_changes[0], "of_parent": ("processes",)}
+    picture = snapshot(job)
+    found = division(gauges_of(picture.ranks[0]), picture)
+    assert sum(holder.bytes or 0 for holder in found.holders) == 10 * GIB
+    assert parts_of_other(picture.ranks[0], picture) == []
+    assert "of whole GPU" in screen(picture)

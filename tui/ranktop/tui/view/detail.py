@@ -109,7 +109,7 @@ def memory_block(row: Shown, snapshot: Snapshot, frame: Table, options: Options)
         hot = outlier is not None and outlier.category == name
         lines.append(_category(name, row, unit, options, hot))
         if name == "other":
-            lines[-1] = _with_parts(lines[-1], row, snapshot, unit)
+            lines[-1] = _with_parts(lines[-1], row, snapshot, frame)
     used = size(row.memory.used(), unit, 2, glyphs.dash)
     total = size(row.memory.total, unit, 2, glyphs.dash)
     lines.append(
@@ -148,15 +148,15 @@ def _category(name: str, row: Shown, unit: Unit, options: Options, hot: bool) ->
     )  # fmt: skip
 
 
-def _with_parts(line: Line, row: Shown, snapshot: Snapshot, unit: Unit) -> Line:
+def _with_parts(line: Line, row: Shown, snapshot: Snapshot, frame: Table) -> Line:
     """Say in what is left of the row of ``other`` what it is made of, as much as there is room for."""
-    parts = [(name, size(held, unit, 2)) for name, held in parts_of_other(row.view, snapshot)]
+    parts = [(name, size(held, frame.scale.unit, 2)) for name, held in parts_of_other(row.view, snapshot)]
     room = TABLE_WIDTH - OTHER_TEXT
     names = [name for name, _ in parts]
     forms = [", ".join(f"{name} {held}" for name, held in parts), " + ".join(names), *names[:1], ""]
     text = first_that_fits(forms, room)
-    ranks = text.startswith("rank")
-    return pad((*pad(line, OTHER_TEXT), (text, "bad" if ranks else "dim")), TABLE_WIDTH) if text else line
+    style = "bad" if text.startswith("rank") and row.view.rank in frame.strays else "dim"
+    return pad((*pad(line, OTHER_TEXT), (text, style)), TABLE_WIDTH) if text else line
 
 
 def _since(name: str, row: Shown, options: Options) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import Final
 
-from ranktop.tui.session.processes import occupants
+from ranktop.tui.session.processes import occupants, strays
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.device_groups import Group, Piece, groups
@@ -98,10 +98,10 @@ def _company(view: RankView, snapshot: Snapshot) -> list[Group]:
     if not others:
         return []
     told = sum(one.bytes or 0 for one in others)
-    ranks = {one.rank for one in others if one.rank is not None}
+    style = "warn" if strays(view, snapshot) is not None else "number"
     one = len(others) == 1
     if told:
         text = f"{len(others)} hold{'s' if one else ''} {human(told)}"
     else:
         text = f"{len(others)} process{'' if one else 'es'}"
-    return [Group("others", (Piece(text, "warn" if ranks else "number", True),))]
+    return [Group("others", (Piece(text, style, True),))]

@@ -7,7 +7,7 @@ from textwrap import wrap
 from typing import Final
 
 from ranktop.budget.terms import CATEGORIES, Memory
-from ranktop.tui.session.processes import Occupant, occupants
+from ranktop.tui.session.processes import Occupant, Stray, occupants, strays
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import LETTERS
@@ -61,12 +61,14 @@ def division(gauges: Gauges, snapshot: Snapshot) -> Division:
     """Divide total = free + reserved by the driver + processes; what is left is a holder of its own."""
     reading, view = gauges.reading, gauges.view
     found = occupants(view, snapshot.owners)
+    if gauges.of_parent("processes"):
+        found = tuple(one for one in found if one.rank == view.rank)  # the others may be on other MIG instances
     own = [one for one in found if one.rank == view.rank]
     mine = reading.process_used
     if mine is None and own and all(one.bytes is not None for one in own):
         mine = sum(one.bytes or 0 for one in own)
     holders = [Holder("this rank", mine, "own", "text bold")]
-    holders += _others(view, found)
+    holders += _others(view, found, strays(view, snapshot))
     if gauges.identity.kind == "cuda" and reading.reserved is not None:
         holders.append(Holder("reserved by driver", reading.reserved, "d", "dim"))
     note = ""
@@ -86,12 +88,16 @@ def size_of(gauges: Gauges) -> int | None:
     return gauges.reading.total if gauges.reading.total is not None else gauges.identity.total
 
 
-def _others(view: RankView, found: tuple[Occupant, ...]) -> list[Holder]:
-    ranks = [one for one in found if one.rank is not None and one.rank != view.rank]
+def _others(view: RankView, found: tuple[Occupant, ...], stray: Stray | None) -> list[Holder]:
+    lost = stray.ranks if stray is not None else ()
+    ranks = [one for one in found if one.rank in lost]
+    sharing = [one for one in found if one.rank not in (None, view.rank, *lost)]
     rest = [one for one in found if one.rank is None]
     holders: list[Holder] = []
     if ranks:
         holders.append(Holder(ranks_words({one.rank or 0 for one in ranks}), _sum(ranks), "s", "bad"))
+    if sharing:
+        holders.append(Holder(ranks_words({one.rank or 0 for one in sharing}), _sum(sharing), "x"))
     if len(rest) == 1:
         holders.append(Holder(f"another process, pid {rest[0].pid}", rest[0].bytes, "x"))
     elif rest:

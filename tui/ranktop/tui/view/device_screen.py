@@ -95,8 +95,9 @@ def _status(view: RankView, snapshot: Snapshot, link: Link, options: Options, wi
     gauges = Gauges.of(view)
     if gauges is not None and gauges.trouble:
         text, style = device_state(view, options.glyphs)
-    left: list[Span] = [(f" {text.strip()}", f"panel {style} bold")]
-    if gauges is not None and text.strip() != "starting" and view.sample is not None and view.sample.step:
+    text = "device ok" if text.strip() == "ok" else text.strip()
+    left: list[Span] = [(f" {text}", f"panel {style} bold")]
+    if gauges is not None and view.sample is not None and view.sample.step:
         left.append((f"  step {count(view.sample.step)}", "panel"))
     if gauges is not None and not gauges.trouble and view.state not in GONE:
         left.append((f"  {_freshness(gauges)}", "panel dim"))

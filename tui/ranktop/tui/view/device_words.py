@@ -205,7 +205,7 @@ def other_sentence(view: RankView, snapshot: Snapshot, unit: Unit) -> list[Told]
 def parts_of_other(view: RankView, snapshot: Snapshot) -> list[tuple[str, int]]:
     """Return what the category ``other`` is made of as far as it is told: the driver, ranks of this job, others."""
     sample = view.sample
-    if sample is None:
+    if sample is None or (view.detail is not None and "processes" in view.detail.of_parent):
         return []
     ranks: dict[int, int] = {}
     rest: list[Occupant] = []

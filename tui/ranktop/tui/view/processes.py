@@ -29,7 +29,8 @@ def process_lines(gauges: Gauges, snapshot: Snapshot, unit: Unit, options: Optio
     if not found:
         return [title, pad([(" none: no process has a context on it", "dim")], width)]
     stray = strays(view, snapshot)
-    lines = [pad([(f" {'processes':<{_WHOSE}}", "label bold"), (f"{'pid':>8} {unit.name:>8}  kind", "label")], width)]
+    name = "processes" if not gauges.of_parent("processes") else "of whole GPU"
+    lines = [pad([(f" {name:<{_WHOSE}}", "label bold"), (f"{'pid':>8} {unit.name:>8}  kind", "label")], width)]
     for one in found[:MOST]:
         whose, style = _whose(one, view.rank, stray.ranks if stray is not None else ())
         amount = size(one.bytes, unit, 2, options.glyphs.dash)
