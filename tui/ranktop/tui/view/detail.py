@@ -72,7 +72,7 @@ def _identity(row: Shown, options: Options, width: int) -> Line:
     view, dot = row.view, f" {options.glyphs.dot} "
     title = moment_title(options, row.moment)
     step = _table_step(view)
-    right = f"{title}, step {count(step)} " if step is not None and row.moment != "now" else f"{title} "
+    right = f" {title}, step {count(step)} " if step is not None and row.moment != "now" else f" {title} "
     facts = [f"rank {view.rank}"]
     card = view.card
     if card is not None:
@@ -83,7 +83,7 @@ def _identity(row: Shown, options: Options, width: int) -> Line:
         if view.restart:
             facts.append(f"restart {view.restart}")
     stale = stale_note(view)
-    room = width - len(right) - len(stale) - 4
+    room = width - len(right) - len(stale) - 3
     # Dropped in this order when it is narrow: the device's name, the pid, the node.
     for left_out in ((), (3,), (3, 4), (1, 3, 4), (1, 2, 3, 4)):
         text = dot.join(fact for at, fact in enumerate(facts) if fact and at not in left_out)
