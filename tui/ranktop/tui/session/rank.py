@@ -245,9 +245,10 @@ class RankState:
             return "missing" if self.card is None else "starting"
         if is_stale(self.sample, self.age()):
             return "silent"
-        trouble = device_trouble(self.card, self.sample)
-        if trouble:
-            return f"device {trouble}"
+        if self.sample.device.state != "ok":
+            trouble = device_trouble(self.card, self.sample)
+            if trouble:
+                return f"device {trouble}"
         return "starting" if self.sample.step == 0 else "ok"
 
     def view(self, *, copy_history: bool = False) -> RankView:
