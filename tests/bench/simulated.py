@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +27,30 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import msgspec
 import psutil
 import zmq
+from fake_device import h100_detail
 from fake_job import MIB, FakeJob, Spec, fsdp_job
 
 from ranktop.agent.lifecycle import ensure_hub
 from ranktop.agent.publisher import Publisher
 from ranktop.budget.terms import Memory
-from ranktop.probes.reading import Collectives, DeviceReading, GroupPosition, StepTimes
+from ranktop.probes.reading import (
+    AllocatorReading,
+    Collectives,
+    DeviceProcess,
+    DeviceReading,
+    GroupPosition,
+    StepTimes,
+)
 from ranktop.wire.endpoints import job_directory, read_job_file
-from ranktop.wire.schema import Card, Cost, Job, Sample, Table
+from ranktop.wire.schema import Card, Cost, Device, Job, Sample, Table
 
 STEP_SECONDS = 0.9
 """Shorter than an interval, so that every sample brings a new step: the case in which most changes."""
 
 SHARES = {"step_start": 0.02, "forward_end": 0.97, "backward_start": 1.0, "backward_end": 0.06, "step_end": 0.02}
 TICK = 0.002
+DEVICE_EVERY = 10
+"""Samples from one message about the device to the next, as in a job whose devices are sound."""
 
 
 def wobble(rank: int, at: int) -> float:
@@ -64,7 +74,7 @@ class SimulatedJob:
 
     def card(self, rank: int, pid: int) -> Card:
         """Return a rank's card."""
-        return msgspec.structs.replace(self.fake.card(rank), pid=pid)
+        return msgspec.structs.replace(self.fake.card(rank), pid=pid, pids=(100_000 + rank,))
 
     def device(self, rank: int, elapsed: float) -> DeviceReading:
         """Return what NVML would say of a rank's device."""
@@ -76,8 +86,20 @@ class SimulatedJob:
             utilization=max(0, min(100, 94 + round(6 * wobble(rank, second)))),
             power=round(640.0 + 40 * wobble(rank + 7, second), 3), power_limit=700.0,
             temperature=60 + rank % 7 + round(wobble(rank, second // 8)), sm_clock=1755 + 15 * (second % 3),
-            memory_clock=2619,
+            memory_clock=2619, reserved=552 * MIB, throttle=("software power cap",) if second % 3 else (),
+            processes=(DeviceProcess(pid=100_000 + rank, bytes=used - spec.other),), process_pid=100_000 + rank,
         )  # fmt: skip
+
+    def detail(self, rank: int, elapsed: float) -> Device:
+        """Return what a rank's device and allocator say more seldom."""
+        spec = self.fake.specs[rank]
+        detail = replace(h100_detail(rank), energy=1.62e9 + 650 * elapsed, pcie_tx=1_240_000_000 + 1000 * int(elapsed))
+        held = sum(spec.states) + spec.buffers + spec.activations
+        allocator = AllocatorReading(
+            allocated=held, reserved=held + spec.cache, peak_allocated=held, inactive_split=96 * MIB, retries=0, ooms=0,
+            backend="native", active=held, requested=held - 3 * MIB, segments=412, largest_free=64 * MIB,
+        )  # fmt: skip
+        return Device(rank=rank, detail=detail, allocator=allocator)
 
     def _memory(self, spec: Spec, share: float, largest: int) -> Memory:
         parameters, gradients, optimizer = spec.states
@@ -168,6 +190,8 @@ class Ranks:
         sample = self._job.sample(rank, elapsed, elapsed - self._interval, uptime=time.monotonic())
         publisher = self._publishers[rank]
         publisher.send(sample)
+        if (int(elapsed / self._interval) + rank) % DEVICE_EVERY == 0:
+            publisher.send(self._job.detail(rank, elapsed))
         publisher.pump()
         self.sent += 1
 

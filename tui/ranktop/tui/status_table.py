@@ -19,7 +19,7 @@ def print_table(sessions: Sequence[Session]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    width = max(shutil.get_terminal_size().columns, 118)
+    width = max(shutil.get_terminal_size().columns, 160)
     console = Console(width=width, markup=False, emoji=False, highlight=False)
     for session in sessions:
         snapshot = session.snapshot()
