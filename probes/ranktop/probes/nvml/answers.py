@@ -23,7 +23,7 @@ class Answers:
     values: dict[str, Any] = field(default_factory=dict)
     when: dict[str, float] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    """Of a field without a value: why. Of one with a value: what has to be known of it."""
+    """Of a field without a value: why."""
 
     asked: bool = False
     """Something of the detail has been asked, ever."""

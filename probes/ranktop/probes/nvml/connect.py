@@ -11,7 +11,6 @@ from typing import Any
 from ranktop.probes.nvml.codes import INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, PARENT_REFUSED, code_of, explain
 from ranktop.probes.nvml.getter import Subject
 from ranktop.probes.nvml.library import Library
-from ranktop.probes.nvml.processes import in_first_namespace
 
 _MOST_GPUS = 256
 
@@ -29,14 +28,8 @@ class Target:
     total: int | None = None
     """Bytes."""
     torch_index: int | None = None
-    """Given: CUDA is initialised in this process."""
     integrated: bool | None = None
     """Whether the device has no memory of its own, as far as CUDA tells."""
-
-    @property
-    def has_context(self) -> bool:
-        """Whether this process surely has a context on the device, though the driver may list it by a foreign id."""
-        return self.torch_index is not None and not in_first_namespace()
 
     @property
     def key(self) -> str:

@@ -141,7 +141,7 @@ class NvmlDevice:
         if target is None:
             return
         sharing = self._sharing
-        if sharing is not None and self._follow(sharing, target):
+        if sharing is not None and self._follow(sharing):
             return
         self._reader.round(target)
         self._followed = None
@@ -179,13 +179,13 @@ class NvmlDevice:
         if key and self._share is not None and not self._reader.closing:
             self._sharing = Sharing(self._share, key, self._deadline + _PATIENCE * self._gap, self._clock)
 
-    def _follow(self, sharing: Sharing, target: Target) -> bool:
+    def _follow(self, sharing: Sharing) -> bool:
         """Take what another process has read; returns False when this one has to read."""
         if sharing.reads():
             return False
         told = sharing.news()
         if told is not None:
-            self._followed = Followed(told, self._pids, context=target.has_context)
+            self._followed = Followed(told, self._pids)
             self._reader.heard(self._followed.identity(self._reader.identity), told.stamp - told.reading.age)
         return told is not None or not sharing.silent()
 

@@ -14,12 +14,12 @@ from ranktop.probes.reading import DeviceDetail, DeviceIdentity, DeviceReading
 class Followed:
     """What the reader has told, with the process fields made for this process."""
 
-    def __init__(self, told: Shared, pids: Collection[int], *, context: bool) -> None:
-        """``pids`` and ``context``: see ``of_this_process``."""
+    def __init__(self, told: Shared, pids: Collection[int]) -> None:
+        """``pids``: this process's ids."""
         self._told = told
         self._reading = told.reading
         if told.entries is not None:
-            self._reading = _with_own(told, pids, context)
+            self._reading = _with_own(told, pids)
 
     def identity(self, own: DeviceIdentity) -> DeviceIdentity:
         """Return the device's identity with what is this process's own."""
@@ -42,16 +42,13 @@ def _older(ages: dict[str, float], seconds: float) -> dict[str, float]:
     return {name: age + seconds for name, age in ages.items()}
 
 
-def _with_own(told: Shared, pids: Collection[int], context: bool) -> DeviceReading:
-    values = of_this_process(told.entries or (), pids, context=context)
+def _with_own(told: Shared, pids: Collection[int]) -> DeviceReading:
+    values = of_this_process(told.entries or (), pids)
     names = ("processes", "process_used", "process_pid")
     reasons = {name: reason for name, reason in told.reading.reasons.items() if name not in names}
-    guess = values.pop("guess", None)
     for name, value in list(values.items()):
         if isinstance(value, Absent):
             reasons[name], values[name] = str(value), None
-    if guess is not None:
-        reasons["process_pid"] = guess
     ages = told.reading.ages
     if "processes" in ages:
         ages = {**ages, **dict.fromkeys(names, ages["processes"])}

@@ -20,8 +20,6 @@ MOST: Final = 64
 _LARGEST: Final = 1 << 50
 """Bytes; more is what drivers put where they have no number (2^64-1, or 2^63 rounded)."""
 
-_FIRST_NAMESPACE: Final = 0xEFFFFFFC
-"""Inode of the machine's own PID namespace (Linux, include/linux/proc_ns.h)."""
 _NOT_LISTED: Final = "this process is not in the driver's list (no CUDA context yet, or a container's own process ids)"
 
 
@@ -49,14 +47,6 @@ def own_pids() -> tuple[int, ...]:
     except (OSError, ValueError):
         pass
     return (os.getpid(),)
-
-
-def in_first_namespace() -> bool:
-    """Return whether process ids here are those of the machine, as far as that can be seen (pid_namespaces(7))."""
-    try:
-        return os.readlink("/proc/self/ns/pid") == f"pid:[{_FIRST_NAMESPACE}]"
-    except OSError:
-        return False
 
 
 def listed(kind: str) -> Callable[[Subject], list[Entry]]:
@@ -130,35 +120,20 @@ def shown(entries: Sequence[Entry], first_pid: int | None = None) -> tuple[Devic
     return tuple(DeviceProcess(entry.pid, entry.bytes) for entry in chosen)
 
 
-def of_this_process(entries: Sequence[Entry], pids: Collection[int], *, context: bool) -> Values:
-    """Return ``processes``, ``process_used`` and ``process_pid``.
-
-    ``pids``: this process's ids. ``context``: it surely has a context on the device and the list may have ids of
-    another PID namespace, so that the only entry, if no process here has its id, is it.
-    """
+def of_this_process(entries: Sequence[Entry], pids: Collection[int]) -> Values:
+    """Return ``processes``, ``process_used`` and ``process_pid``; ``pids``: this process's ids."""
     mine = [entry for entry in entries if entry.pid in pids]
-    values: Values = {}
-    if not mine and context and len(entries) == 1 and not _exists_here(entries[0].pid):
-        mine = list(entries)
-        values["guess"] = "the only process on the device is taken for this one: its id is of another PID namespace"
-    if mine:
-        sizes = [entry.bytes for entry in mine]
-        known = [size for size in sizes if size is not None]
-        values["process_pid"] = mine[0].pid
-        values["process_used"] = (
-            sum(known)
-            if len(known) == len(sizes)
-            else Absent("the driver does not tell the memory of processes here (WSL does not)")
-        )
-    else:
+    if not mine:
         others = f"; it lists {len(entries)} others" if entries else ""
-        values["process_pid"] = values["process_used"] = Absent(_NOT_LISTED + others)
-    values["processes"] = shown(entries, values["process_pid"] if mine else None)
-    return values
-
-
-def _exists_here(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+        unknown = Absent(_NOT_LISTED + others)
+        return {"processes": shown(entries), "process_used": unknown, "process_pid": unknown}
+    sizes = [entry.bytes for entry in mine if entry.bytes is not None]
+    untold = Absent("the driver does not tell the memory of processes here (WSL does not)")
+    return {
+        "processes": shown(entries, mine[0].pid),
+        "process_used": sum(sizes) if len(sizes) == len(mine) else untold,
+        "process_pid": mine[0].pid,
+    }
 
 
 def _compute(subject: Subject) -> Values:

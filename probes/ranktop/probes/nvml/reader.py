@@ -57,7 +57,6 @@ class Reader:
         self._answered = clock()
         self._worked = False
         self._subject: Subject | None = None
-        self._target = Target()
         self._retry, self._next_try = retry, 0.0
         self._queue: tuple[Getter | Fact, ...] = (*SLOW, *FACTS, *((GPM,) if wanted() else ()))
         self._turn = 0
@@ -127,7 +126,6 @@ class Reader:
             self._subject = None
 
     def _connect(self, target: Target) -> None:
-        self._target = target
         self.library.start()
         subject = connect(self.library, target)
         known = self.identity
@@ -167,16 +165,12 @@ class Reader:
         elif getter is FAST[0]:
             self._unified(False)
         entries = values.pop(LISTED, None)
-        guess = None
         if entries is not None:
-            values = of_this_process(entries, self._pids, context=self._target.has_context)
-            guess = values.pop("guess", None)
+            values = of_this_process(entries, self._pids)
         with self._lock:
             self._answers.put(values, self._clock())
             if entries is not None:
                 self.entries = entries
-            if guess is not None:
-                self._answers.reasons["process_pid"] = guess
         return code
 
     def _unified(self, unified: bool) -> None:
