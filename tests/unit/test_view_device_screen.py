@@ -47,6 +47,16 @@ def test_a_gpu_that_says_nothing_shows_no_number() -> None:
     assert side(snapshot(nothing_known()), 28) == ["nothing is read of it"]
 
 
+def test_what_no_host_has_is_not_missed_on_one() -> None:
+    job = host_job()
+    reasons = dict.fromkeys(("power", "reserved"), "not read on a host") | {"utilization": "takes two readings"}
+    job.reading_changes[0] = {"utilization": None, "reasons": reasons}
+    shown = screen(snapshot(job))
+    assert "not read on a host" not in shown
+    assert "utilization: takes two readings" in shown
+    assert "CPU       – takes two readings" in shown
+
+
 def test_the_allocator_says_what_is_unusual() -> None:
     job = fsdp_job()
     job.allocator_changes[0] = {

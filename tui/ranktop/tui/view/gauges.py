@@ -16,6 +16,8 @@ _SELDOM_INTERVALS: Final = 10 * SILENT_INTERVALS
 """What is asked or sent only every tenth interval is old after as many of its own."""
 _SELDOM: Final = frozenset({"power_limit"})
 """Fields of the reading that are asked as seldom as those of the detail."""
+_OF_A_HOST: Final = frozenset({"total", "used", "free", "process_used", "utilization"})
+"""Fields that a host has."""
 _HARMFUL: Final = ("hardware", "thermal", "brake")
 
 WORDS: Final = {
@@ -160,8 +162,11 @@ class Gauges:
     def unknown(self, *, detail: bool) -> dict[str, list[str]]:
         """Return reason -> names of the values that are unknown for it; with those of the detail when asked."""
         found: dict[str, list[str]] = {}
+        host = self.identity.kind != "cuda"
         for source in (self.reading, self.detail if detail else None):
             for field, reason in source.reasons.items() if source is not None else ():
-                if field != "device" and getattr(source, field, None) is None:
+                if field == "device" or (host and field not in _OF_A_HOST):
+                    continue
+                if getattr(source, field, None) is None:
                     found.setdefault(plain(reason), []).append(field)
         return {reason: named_together(fields) for reason, fields in found.items()}
