@@ -138,8 +138,10 @@ def reasons(probe: DeviceProbe) -> dict[str, str]:
 
 
 def oldest(one: Told) -> float:
-    """Return the age of the oldest value."""
+    """Return the age of the oldest value; infinite while there is more to come."""
     reading, detail = one["reading"], one["detail"]
+    if "two samples" in detail.get("reasons", {}).get("gpm_sm", ""):
+        return float("inf")
     ages: list[float] = [reading["ages"].get(name, reading["age"]) for name in reading if reading[name] is not None]
     ages += detail.get("ages", {"nothing yet": float("inf")}).values()
     return max(ages)

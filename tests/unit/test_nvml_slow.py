@@ -14,7 +14,7 @@ from nvml_stub.remote import PROMPT, Client
 pytest_plugins = ["nvml_stub.fixtures"]
 Start = Callable[..., Client]
 
-IMPATIENT: dict[str, Any] = {"deadline": 0.15, "gap": 0.0, "settle": 0.002, "retry": 0.02}
+IMPATIENT: dict[str, Any] = {"deadline": 0.3, "gap": 0.0, "settle": 0.002, "retry": 0.02}
 HANGING = (
     "nvmlDeviceGetMemoryInfo_v2",
     "nvmlDeviceGetComputeRunningProcesses_v3",
@@ -74,6 +74,7 @@ def test_a_call_that_hangs_costs_its_devices_age(nvml_stub: NvmlStub, nvml_clien
     threads = client.threads()
     hang(nvml_stub, seconds)
     ages = [client.until(n, lambda r: r["state"] == "no answer")["age"] for n in range(WELL)]
+    client.until(WELL, lambda r: r["age"] < 0.2)
     # Of each device the call that hangs was the last.
     place = nvml_stub.calls_end()
     deadline = time.monotonic() + 1.0
@@ -82,7 +83,7 @@ def test_a_call_that_hangs_costs_its_devices_age(nvml_stub: NvmlStub, nvml_clien
             assert client.tell("read", probe=n)["seconds"] < 0.5
         well = client.read(WELL)
         assert (well["state"], well["reasons"]) == ("ok", {})
-        assert well["age"] < 0.5
+        assert well["age"] < 1
     for n, getter in enumerate(HANGING):
         reading = client.read(n)
         assert reading["age"] > ages[n] + 0.5
