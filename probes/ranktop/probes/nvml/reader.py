@@ -21,12 +21,12 @@ from ranktop.probes.nvml.codes import (
 )
 from ranktop.probes.nvml.connect import Target, connect
 from ranktop.probes.nvml.describe import FACTS, Fact, describe
-from ranktop.probes.nvml.fast import FAST
+from ranktop.probes.nvml.fast import FAST, MEMORY
 from ranktop.probes.nvml.getter import Getter, Subject
 from ranktop.probes.nvml.gpm import GPM, OFF, free_samples, wanted
 from ranktop.probes.nvml.library import Library
 from ranktop.probes.nvml.memory import UNIFIED
-from ranktop.probes.nvml.processes import LISTED, Entry, of_this_process
+from ranktop.probes.nvml.processes import COMPUTE, LISTED, Entry, of_this_process
 from ranktop.probes.nvml.slow import POWER_LIMIT, SLOW
 from ranktop.probes.reading import DeviceDetail, DeviceIdentity, DeviceReading
 
@@ -58,7 +58,8 @@ class Reader:
         self._worked = False
         self._subject: Subject | None = None
         self._retry, self._next_try = retry, 0.0
-        self._queue: tuple[Getter | Fact, ...] = (*SLOW, *FACTS, *((GPM,) if wanted() else ()))
+        self._gpm = wanted()
+        self._queue: tuple[Getter | Fact, ...] = (*SLOW, *FACTS, *((GPM,) if self._gpm else ()))
         self._turn = 0
         self._whole_turn = True
 
@@ -152,7 +153,7 @@ class Reader:
         except Exception as error:
             with self._lock:
                 self._answers.fail(getter.fields, getter.problem(subject, error))
-                if getter is FAST[1]:
+                if getter is COMPUTE:
                     self.entries = None
             code = code_of(error)
             if code is None and isinstance(error, Absent) and self.library.count > before:
@@ -162,7 +163,7 @@ class Reader:
         if values.pop(UNIFIED, False):
             code = NOT_SUPPORTED
             self._unified(True)
-        elif getter is FAST[0]:
+        elif getter is MEMORY:
             self._unified(False)
         entries = values.pop(LISTED, None)
         if entries is not None:
@@ -201,7 +202,7 @@ class Reader:
             self._answered = self._clock()
             self.state, self.why = "ok", ""
             total = self._answers.values.get("total")
-            if not wanted():
+            if not self._gpm:
                 self._answers.fail(GPM.fields, OFF)
         self._retry, self._worked = self._first_retry, True
         if total is not None and total != self.identity.total:
