@@ -199,3 +199,14 @@ def test_ranks_with_strays(size: tuple[int, int]) -> None:
 
 def test_the_device_beside_the_memory_on_a_narrow_screen() -> None:
     compare("ranks-device-page-80x24", asyncio.run(picture(sick_job(), (80, 24), *["down"] * 7, "tab")))
+
+
+def test_ranks_of_a_device_that_shares_the_hosts_memory() -> None:
+    text = asyncio.run(picture(unified_job(), (80, 24), "tab"))
+    assert " of 120.00 shared" in text
+    assert "the device has no memory of its own: it shares the host's" in text
+    compare("ranks-unified-80x24", text)
+
+
+def test_ranks_on_mig_instances() -> None:
+    compare("ranks-mig-120x40", asyncio.run(picture(mig_job(), (120, 40), "down", "tab")))

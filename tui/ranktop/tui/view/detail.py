@@ -76,9 +76,7 @@ def _identity(row: Shown, options: Options, width: int) -> Line:
     facts = [f"rank {view.rank}"]
     card = view.card
     if card is not None:
-        known = [] if card.device.nvml_index is None else [f"NVML {card.device.nvml_index}"]
-        known += ["memory shared with the host"] if card.device.unified else []
-        place = f" ({', '.join(known)})" if known else ""
+        place = "" if card.device.nvml_index is None else f" (NVML {card.device.nvml_index})"
         facts += [plain(card.node), device_name(view) + place, plain(card.device.name), f"pid {card.pid}"]
         if view.restart:
             facts.append(f"restart {view.restart}")
@@ -113,7 +111,7 @@ def memory_block(row: Shown, snapshot: Snapshot, frame: Table, options: Options)
     used = size(row.memory.used(), unit, 2, glyphs.dash)
     total = size(row.memory.total, unit, 2, glyphs.dash)
     lines.append(
-        pad([(f"{' used':<14}{'':9}", "label"), (f"{used:>9}", "bold"), (f"  of {total}", "dim")], TABLE_WIDTH)
+        pad([(f"{' used':<14}{'':9}", "label"), (f"{used:>9}", "bold"), (_of(total, row), "dim")], TABLE_WIDTH)
     )
     if row.comparable:
         both = sum(getattr(row.memory, name) for name in row.comparable)
@@ -124,6 +122,14 @@ def memory_block(row: Shown, snapshot: Snapshot, frame: Table, options: Options)
                  (f"{signed(delta, unit, 2, glyphs):>8}", delta_style(delta, row.expected_sum))], TABLE_WIDTH)
         )  # fmt: skip
     return lines
+
+
+def _of(total: str, row: Shown) -> str:
+    """Say of how much that is, and whether it is the host's memory that the device shares."""
+    card = row.view.card
+    if card is None or not card.device.unified:
+        return f"  of {total}"
+    return first_that_fits((f"  of {total} shared", f" of {total} shared", f"  of {total}"), TABLE_WIDTH - 32)
 
 
 def _category(name: str, row: Shown, unit: Unit, options: Options, hot: bool) -> Line:
@@ -169,7 +175,8 @@ def _since(name: str, row: Shown, options: Options) -> str:
 
 def _body(row: Shown, snapshot: Snapshot, frame: Table, options: Options, width: int, height: int) -> list[Line]:
     memory = memory_block(row, snapshot, frame, options)
-    known = [*other_sentence(row.view, snapshot, frame.scale.unit), *_unknown(row), *unknown_sentences(row.view)]
+    parts = other_sentence(row.view, snapshot, frame.scale.unit)
+    known = [*_shared(row), *parts, *_unknown(row), *unknown_sentences(row.view)]
     free = width - TABLE_WIDTH - 1
     sides = min(len(PAGES), max(free // SIDE, 1 if free >= MIN_SIDE else 0))
     # The device's page tells what ails it: no need to say it again where that would take the page's room.
@@ -245,6 +252,12 @@ def _sentences(row: Shown, snapshot: Snapshot, frame: Table, options: Options, h
     if outlier is not None:
         told.append((f"{options.glyphs.alert} {outlier_sentence(row.view.rank, outlier)}", "bad"))
     return told
+
+
+def _shared(row: Shown) -> list[tuple[str, str]]:
+    card = row.view.card
+    unified = card is not None and card.device.unified
+    return [("the device has no memory of its own: it shares the host's", "dim")] if unified else []
 
 
 def _unknown(row: Shown) -> list[tuple[str, str]]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import Final
 
+from rich.cells import cell_len
+
 from ranktop.tui.session.processes import occupants, strays
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.device_groups import Group, Piece, groups
 from ranktop.tui.view.gauges import Gauges, in_a_word
 from ranktop.tui.view.status import device_state
-from ranktop.tui.view.text import Glyphs, Line, Span, duration, human, length, pad
+from ranktop.tui.view.text import Glyphs, Line, Span, duration, fit, human, length, pad
 
 TITLE: Final = 9
 """Cells of a row's title."""
@@ -55,7 +57,8 @@ def row(title: str, pieces: list[Piece], width: int, faded: bool) -> list[Line]:
     lines: list[Line] = []
     for at, piece in enumerate(pieces):
         style = "dim" if faded or piece.age is not None else piece.style
-        new: list[Span] = [("  " if at else "", ""), (piece.text, style)]
+        text = piece.text if cell_len(piece.text) < width - TITLE else fit(piece.text, width - TITLE - 1)
+        new: list[Span] = [("  " if at else "", ""), (text, style)]
         if piece.age is not None and not faded:
             new.append((f" {duration(piece.age)} old", "dim"))
         if at and length(spans) + length(new) > width:
@@ -72,7 +75,7 @@ def _memory(gauges: Gauges, glyphs: Glyphs) -> list[Group]:
         return _ram(gauges)
     reserved = gauges.get("reserved")
     if reserved is None:
-        reason = "" if gauges.trouble else gauges.reason("reserved")
+        reason = "" if gauges.trouble or gauges.identity.unified else gauges.reason("reserved")
         text, style = f"{glyphs.dash} {in_a_word(reason)}", "dim"
         return [Group("reserved", (Piece(text, style, True),))] if reason else []
     return [Group("reserved", (Piece(f"{human(reserved)} by driver", main=True, age=gauges.old("reserved")),))]
