@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,7 +68,10 @@ def serve(desk: Desk, order: dict[str, Any]) -> dict[str, Any]:
 
 def read_in_child(probe: DeviceProbe) -> int:
     """Read a probe in a forked process, as a data loader's worker might; returns that process's wait status."""
-    child = os.fork()
+    with warnings.catch_warnings():
+        # Newer Pythons say that a fork beside threads is risky: just that is to be seen.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if child == 0:
         probe.read()
         os._exit(0)

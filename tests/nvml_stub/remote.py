@@ -69,6 +69,15 @@ class Client:
         """Return the device's identity as a dictionary."""
         return self.told(probe)["identity"]
 
+    def whole(self, *uuids: str) -> dict[str, dict[str, Any]]:
+        """Open a device and return what it tells once it has been asked everything."""
+        probe = self.open(*uuids, **PROMPT)
+        self.until(probe, lambda reading: bool(reading["state"] == "ok"))
+        self.remember()
+        seen = self.watch(probe, fresh=True)
+        assert seen["met"], seen["told"]
+        return dict(seen["told"])
+
     def remember(self) -> list[dict[str, dict[str, Any]]]:
         """Have the process keep what all probes say now, for ``watch``; returns it."""
         result: list[dict[str, dict[str, Any]]] = self.tell("remember")["result"]
@@ -103,3 +112,14 @@ class Client:
             _, errors = self.process.communicate()
             errors += "\nkilled: it did not end"
         return self.process.returncode, time.monotonic() - started, errors
+
+
+def value_of(told: dict[str, dict[str, Any]], name: str) -> Any:
+    """Return a field of the reading or the detail."""
+    return told["reading"][name] if name in told["reading"] else told["detail"][name]
+
+
+def reason_of(told: dict[str, dict[str, Any]], name: str) -> str:
+    """Return why a field of the reading or the detail is unknown; empty when nobody says."""
+    part = "reading" if name in told["reading"] else "detail"
+    return str(told[part]["reasons"].get(name, ""))

@@ -6,7 +6,6 @@ import ctypes
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from nvml_stub.build import NvmlStub, build_library
@@ -17,15 +16,6 @@ from ranktop.probes.device import locate, uuid_names
 
 pytest_plugins = ["nvml_stub.fixtures"]
 Start = Callable[..., Client]
-
-
-def whole(client: Client, probe: int) -> dict[str, dict[str, Any]]:
-    """Return what a probe tells once it has been asked everything."""
-    client.until(probe, lambda r: r["state"] == "ok")
-    client.remember()
-    seen = client.watch(probe, fresh=True)
-    assert seen["met"]
-    return dict(seen["told"])
 
 
 def test_devices_are_found_by_uuid_whatever_their_order(nvml_stub: NvmlStub, nvml_client: Start) -> None:
@@ -72,7 +62,7 @@ def test_every_value_is_the_devices_own(nvml_stub: NvmlStub, nvml_client: Start)
             ecc_volatile_uncorrected=6, ecc_aggregate_uncorrected=7, limit=650_000, limit_default=600_000,
         ),
     )  # fmt: skip
-    told = whole(client, client.open(device_uuid(1), **PROMPT))
+    told = client.whole(device_uuid(1))
     reading, detail, identity = told["reading"], told["detail"], told["identity"]
     for part in (reading, detail):
         assert part.pop("reasons") == {}
@@ -121,7 +111,7 @@ def test_every_value_is_the_devices_own(nvml_stub: NvmlStub, nvml_client: Start)
 def test_gpm_is_off_unless_it_is_asked_for(nvml_stub: NvmlStub, nvml_client: Start) -> None:
     nvml_stub.devices(device(0))
     client = nvml_client(nvml_stub)
-    detail = whole(client, client.open(device_uuid(0), **PROMPT))["detail"]
+    detail = client.whole(device_uuid(0))["detail"]
     assert "RANKTOP_GPM=1" in detail["reasons"]["gpm_sm"]
     assert [name for name in nvml_stub.counts() if "Gpm" in name] == []
 
@@ -200,7 +190,7 @@ def test_an_old_library_lacks_the_newer_functions(nvml_stub: NvmlStub, nvml_clie
     nvml_stub.devices(
         device(0, fan=1, procs=f"{client.process.pid}:{3 * GIB}", mps_procs="9:8", graphics_procs="7:6", reasons=1)
     )
-    told = whole(client, client.open(device_uuid(0), **PROMPT))
+    told = client.whole(device_uuid(0))
     reading, detail = told["reading"], told["detail"]
     assert (reading["used"], reading["reserved"]) == (10 * GIB + 600 * MIB, None)
     assert (reading["process_used"], reading["temperature"], reading["throttle"]) == (3 * GIB, 60, ["idle"])
