@@ -1,4 +1,4 @@
-"""The machine's RAM as a device, for jobs that compute on CPUs."""
+"""The machine's RAM, or what a container or batch job may have of it, as a device for jobs that compute on CPUs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 
+from ranktop.probes.cgroup import MemoryGroups
 from ranktop.probes.reading import DeviceIdentity, DeviceReading
 
 _NOT_ON_A_HOST = "not read on a host"
@@ -26,6 +27,9 @@ _DEVICES_OWN = (
 class HostDevice:
     """Reads this machine's memory and CPU: total = RAM, free = what programs can still have without swapping.
 
+    Where a cgroup limits memory below that (a container, a batch job), the limit is the total, for at it the
+    kernel kills; used is then what counts against the limit.
+
     ``process_used`` is this process's resident set size, ``utilization`` the share of all CPUs together
     that was busy since the previous reading, by whomever.
     """
@@ -35,12 +39,18 @@ class HostDevice:
         self._note = note
         self._process = psutil.Process()
         self._name = cpu_name()
-        self._total: int = psutil.virtual_memory().total
+        self._groups = MemoryGroups()
+        self._ram: int = psutil.virtual_memory().total
         self._cpu: tuple[float, float] | None = None
 
     def identity(self) -> DeviceIdentity:
-        """Return the CPU's model name and the RAM."""
-        return DeviceIdentity(kind="host", name=self._name, total=self._total, note=self._note)
+        """Return the CPU's model name and the RAM that there is for this process."""
+        limit = self._groups.tightest()
+        if limit is None or limit.limit >= self._ram:
+            return DeviceIdentity(kind="host", name=self._name, total=self._ram, note=self._note)
+        note = f"memory limited by a cgroup: {_gib(limit.limit)} of the machine's {_gib(self._ram)}"
+        note = f"{self._note}; {note}" if self._note else note
+        return DeviceIdentity(kind="host", name=self._name, total=limit.limit, note=note)
 
     def read(self) -> DeviceReading:
         """Return the values of now; each that can't be read is None with its reason."""
@@ -48,7 +58,7 @@ class HostDevice:
         total = free = used = resident = None
         try:
             memory = psutil.virtual_memory()
-            total, free = int(memory.total), int(memory.available)
+            total, free = self._bounds(int(memory.total), int(memory.available))
             used = total - free
         except (OSError, RuntimeError, ValueError) as error:
             reasons.update(dict.fromkeys(("total", "used", "free"), f"{type(error).__name__}: {error}"))
@@ -67,6 +77,14 @@ class HostDevice:
             utilization=utilization,
             reasons=reasons,
         )
+
+    def _bounds(self, total: int, free: int) -> tuple[int, int]:
+        """Return total and free within the limit of this process's cgroup, where one is set."""
+        limit = self._groups.tightest()
+        if limit is None or limit.limit >= total:
+            return total, free
+        left = limit.limit if limit.used is None else max(0, limit.limit - limit.used)
+        return limit.limit, min(free, left)
 
     def detail(self) -> None:
         """Return nothing: what a host could tell besides is not read."""
@@ -104,3 +122,7 @@ def cpu_name() -> str:
         if key.strip().lower() in ("model name", "hardware", "cpu model") and value.strip():
             return value.strip()
     return platform.processor() or platform.machine()
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
 from typing import Final
 
+from ranktop.probes.cgroup import MemoryGroups
 from ranktop.tui.doctor.check import Check, Result, passed, skipped, warned
 from ranktop.tui.doctor.scene import Scene, size
 from ranktop.tui.doctor.signs import signs
@@ -111,46 +111,9 @@ def look_at_memory(scene: Scene) -> Result:
 
 
 def memory_limit(scene: Scene) -> tuple[int | None, int | None]:
-    """Return the tightest limit above this process and what is used under it, in bytes; cgroup v2 or v1.
-
-    Pages of files that nobody needs just now do not count as used.
-    """
-    tightest: tuple[int, int | None] | None = None
-    for folder, version in _memory_groups(scene):
-        names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        limit = scene.number(f"{folder}/{names[0]}")
-        if limit is None or (tightest is not None and limit >= tightest[0]):
-            continue
-        used = scene.number(f"{folder}/{names[1]}")
-        idle = _idle_pages(scene.text(f"{folder}/memory.stat") or "", "total_inactive_file" if version == 1 else "")
-        tightest = (limit, None if used is None else max(0, used - idle))
-    return tightest or (None, None)
-
-
-def _memory_groups(scene: Scene) -> list[tuple[str, int]]:
-    """Return the folders of the memory cgroups around this process, its own first, with their version."""
-    found: list[tuple[str, int]] = []
-    for line in (scene.text("/proc/self/cgroup") or "").splitlines():
-        number, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if number == "0" and not controllers:
-            root, version = "/sys/fs/cgroup", 2
-        elif "memory" in controllers.split(","):
-            root, version = "/sys/fs/cgroup/memory", 1
-        else:
-            continue
-        group = PurePosixPath("/", path.lstrip("/"))
-        # Inside a container the path may be the host's, which is not mounted here: the top is.
-        found += [(f"{root}{'' if str(part) == '/' else part}", version) for part in (group, *group.parents)]
-    return found
-
-
-def _idle_pages(text: str, name: str) -> int:
-    name = name or "inactive_file"
-    for line in text.splitlines():
-        key, _, value = line.partition(" ")
-        if key == name and value.strip().isdigit():
-            return int(value)
-    return 0
+    """Return the tightest limit above this process and what is used under it, in bytes; cgroup v2 or v1."""
+    found = MemoryGroups(scene.text).tightest()
+    return (None, None) if found is None else (found.limit, found.used)
 
 
 def memory_field(scene: Scene, name: str) -> int | None:
