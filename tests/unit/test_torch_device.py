@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nvml_stub.build import NvmlStub
+from nvml_stub.hardware import device as stand_in
+from nvml_stub.hardware import device_uuid, mig, mig_uuid
 
 from ranktop.probes.device import locate
+from ranktop.probes.nvml import Target, Variables
+
+pytest_plugins = ["nvml_stub.fixtures"]
 
 GPU = "8932f937-d72c-4106-c12f-20bd9faed9f6"
 OTHER = "e429a63e-c61c-4795-b757-5132caeb8e70"
@@ -73,6 +81,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
     "visible",
     [
         None, "0,1", "1,0", "1", "-1", "", "0,0", "NoDevFiles", "7", "GPU-8932f937", f"GPU-{OTHER}",
+        f"MIG-{OTHER}", f"0,MIG-{OTHER}", f"MIG-{OTHER},MIG-{SLICE}", f"0,MIG-GPU-{OTHER}", "0,MIG-GPU-x/y/z",
         f"GPU-{OTHER},GPU-{GPU}",
     ],
 )  # fmt: skip
@@ -82,8 +91,7 @@ def test_the_uuid_that_torch_reports_wins_always(names: Names, visible: str | No
     environment = {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order}
     given = {name: value for name, value in environment.items() if value is not None}
     torch = torch_with(device(OTHER), device(GPU))
-    assert names(1, torch, **given)[0] == f"GPU-{GPU}"
-    assert f"GPU-{OTHER}" not in names(1, torch, **given)
+    assert names(1, torch, **given) == (f"GPU-{GPU}", f"MIG-{GPU}")
 
 
 @pytest.mark.parametrize("reported", [GPU, f"GPU-{GPU}", f" {GPU} "])
@@ -101,31 +109,64 @@ def test_a_mig_instance_is_tried_under_its_own_name(names: Names, visible: str |
     assert len(found) == len(set(found))
 
 
-def test_an_older_drivers_mig_name_is_tried_too(names: Names) -> None:
+def test_an_older_drivers_mig_name_is_tried_last(names: Names) -> None:
     legacy = f"MIG-GPU-{GPU}/1/0"
-    assert legacy in names(0, torch_with(device(SLICE)), CUDA_VISIBLE_DEVICES=legacy)
+    found = names(0, torch_with(device(SLICE)), CUDA_VISIBLE_DEVICES=legacy)
+    assert found == (f"GPU-{SLICE}", f"MIG-{SLICE}", legacy)
 
 
-@pytest.mark.parametrize(
-    ("index", "visible", "expected"),
-    [
-        (0, f"GPU-{GPU}", (f"GPU-{GPU}",)),
-        (1, f"GPU-{OTHER}, GPU-{GPU}", (f"GPU-{GPU}",)),
-        (0, f"MIG-{SLICE}", (f"MIG-{SLICE}",)),
-    ],
-)
-def test_without_a_uuid_of_torchs_only_a_full_name_in_the_variable_helps(
-    names: Names, index: int, visible: str, expected: tuple[str, ...]
-) -> None:
-    found = names(index, torch_with(device(None), device(None)), CUDA_VISIBLE_DEVICES=visible)
-    assert found[: len(expected)] == expected
+def test_without_a_uuid_of_torchs_it_is_left_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch_with(device(None), device(None)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,2")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    target = locate(1)
+    assert isinstance(target, Target)
+    assert (target.uuids, target.torch_index, target.key) == ((), 1, "")
+    assert target.visible == Variables("3,2", None, "torch 2.13.0")
 
 
-def test_without_any_uuid_it_says_so(names: Names) -> None:
-    answer = names(0, torch_with(device(None)))
-    assert isinstance(answer, str)
-    assert answer.startswith("never: ")
-    assert "UUID" in answer
+CONNECT = """
+import json, sys, time
+from ranktop.probes.nvml.connect import Target, Variables, connect
+from ranktop.probes.nvml.library import Library
+nvml = Library(time.monotonic)
+nvml.start()
+for visible, order, ordinal in json.loads(sys.argv[1]):
+    try:
+        print(connect(nvml, Target(torch_index=ordinal, visible=Variables(visible, order))).uuid)
+    except LookupError as error:
+        print(error.args[0])
+"""
+
+
+def found_by(stub: NvmlStub, *asked: tuple[str | None, str | None, int]) -> list[str]:
+    command = [sys.executable, "-c", CONNECT, json.dumps(asked)]
+    ended = subprocess.run(command, env=stub.environment(), capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout.splitlines()
+
+
+def test_the_environment_names_a_device_where_that_is_certain(nvml_stub: NvmlStub) -> None:
+    same = {"name": "NVIDIA H100"}
+    nvml_stub.devices(*(stand_in(n, **same) for n in range(3)), *mig(3, 4, (0, 2), **same))
+    found = found_by(
+        nvml_stub,
+        *(("0,1,2", None, 1), ("2,0", None, 0), ("2,0", None, 1), (f"{device_uuid(1)[:12]}", None, 0)),
+        *((mig_uuid(5), None, 0), (device_uuid(2), None, 0)),
+    )
+    assert found == [device_uuid(1), device_uuid(2), device_uuid(0), device_uuid(1), mig_uuid(5), device_uuid(2)]
+
+
+def test_where_only_cuda_knows_nothing_is_guessed(nvml_stub: NvmlStub) -> None:
+    nvml_stub.devices(stand_in(0), stand_in(1), *mig(2, 3, (0, 2)))
+    asked = [("1", None, 0), ("2", "PCI_BUS_ID", 0), ("1", None, 3), ("1", "PCI_BUS_ID", 0)]
+    kinds, instances, missing, ordered = found_by(nvml_stub, *asked)
+    for why in (kinds, instances, missing):
+        assert why.startswith("torch does not tell the device's UUID (2.4 and newer do), and by CUDA_VISIBLE_DEVICES ")
+    assert "kinds of GPUs" in kinds
+    assert "2 MIG instances" in instances
+    assert "there is no cuda:3" in missing
+    assert ordered == device_uuid(1)
 
 
 def test_cuda_is_not_touched_first(names: Names) -> None:

@@ -33,7 +33,9 @@ LOG_FILE: Final = "hub.log"
 LOG_BYTES: Final = 256 * 1024
 """Size above which hub.log starts anew."""
 JOB_DIRECTORY_FILES: Final = (AGENTS_SOCKET, VIEWERS_SOCKET, JOB_FILE, MARKER_FILE, LOG_FILE, LOCK_FILE)
-"""Every file of a job's directory; the lock last, because it goes last."""
+"""Every lasting file of a job's directory; the lock last, because it goes last."""
+_PASSING_FILE: Final = re.compile(r"job\.json\.[0-9]{1,10}|nvml-[0-9a-f-]{36}\.(?:lock|json|want|[0-9]{1,10})")
+"""What a process that is killed leaves there: half of a new ``job.json``, a device's shared reading (probes.nvml)."""
 
 STALE_AFTER: Final = 3600.0
 """Seconds after which the directory of a killed hub may be cleaned away."""
@@ -215,9 +217,14 @@ def write_job_file(directory: Path, entry: JobFile) -> None:
     """Replace ``job.json`` in one step, so that no reader sees half of it."""
     temporary = directory / f"{JOB_FILE}.{os.getpid()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(entry))
-    os.replace(temporary, directory / JOB_FILE)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(entry))
+        os.replace(temporary, directory / JOB_FILE)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def read_job_file(directory: Path) -> JobFile:
@@ -270,13 +277,29 @@ def take_lock(directory: Path) -> int | None:
         os.close(descriptor)
 
 
+def is_job_file(name: str) -> bool:
+    """Tell whether ranktop makes files of that name in a job's directory, and may remove them."""
+    return name in JOB_DIRECTORY_FILES or _PASSING_FILE.fullmatch(name) is not None
+
+
 def remove_job_directory(directory: Path) -> None:
-    """Remove the files of a job's directory and the directory; for whoever holds its lock."""
-    for name in JOB_DIRECTORY_FILES:
+    """Remove the files of a job's directory and the directory; for whoever holds its lock.
+
+    What ranktop does not make there stays, and the directory with it. Links are removed, never followed.
+    """
+    for name in (*_passing_files(directory), *JOB_DIRECTORY_FILES):
         with contextlib.suppress(OSError):
             os.unlink(directory / name)
     with contextlib.suppress(OSError):
         os.rmdir(directory)
+
+
+def _passing_files(directory: Path) -> list[str]:
+    # The directory itself may have been replaced by a link to another place.
+    with contextlib.suppress(OSError):
+        if stat.S_ISDIR(os.lstat(directory).st_mode):
+            return [name for name in os.listdir(directory) if _PASSING_FILE.fullmatch(name)]
+    return []
 
 
 def find_jobs() -> Found:
@@ -338,6 +361,6 @@ def _clean_stale(path: Path) -> None:
 
 def _mtimes(path: Path) -> Iterator[float]:
     yield os.lstat(path).st_mtime
-    for name in JOB_DIRECTORY_FILES:
+    for name in (*JOB_DIRECTORY_FILES, *_passing_files(path)):
         with contextlib.suppress(OSError):
             yield os.lstat(path / name).st_mtime

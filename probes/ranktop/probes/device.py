@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ranktop.probes.allocator import cuda_index
 from ranktop.probes.host import HostDevice
-from ranktop.probes.nvml import NvmlDevice, Target
+from ranktop.probes.nvml import NvmlDevice, Target, Variables
 from ranktop.probes.reading import DeviceProbe
+from ranktop.probes.visible import LEGACY_MIG
 
 if TYPE_CHECKING:
     import torch
@@ -65,12 +66,12 @@ def locate(index: int) -> Target | str:
     if getattr(torch.version, "hip", None):
         raise LookupError("a ROCm device: only NVIDIA's can be read yet")
     properties = torch.cuda.get_device_properties(index)
-    uuids = uuid_names(getattr(properties, "uuid", None), index, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    if not uuids:
-        raise LookupError(f"torch {torch.__version__} does not tell the device's UUID (2.4 and newer do)")
+    uuid = getattr(properties, "uuid", None)
+    visible, order = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
     integrated = getattr(properties, "is_integrated", None)
     return Target(
-        uuids=uuids,
+        uuids=() if uuid is None else uuid_names(uuid, index, visible or ""),
+        visible=None if uuid is not None else Variables(visible, order, f"torch {torch.__version__}"),
         name=str(properties.name),
         total=int(properties.total_memory),
         torch_index=index,
@@ -81,25 +82,20 @@ def locate(index: int) -> Target | str:
 def uuid_names(uuid: object, index: int, visible: str) -> tuple[str, ...]:
     """Return NVML's possible names of a device, best first.
 
-    ``uuid`` is what torch reports: the bare bytes in hexadecimal, of the MIG instance where there is one.
-    Without it (None) only a full name within ``visible`` (``CUDA_VISIBLE_DEVICES``) helps.
+    ``uuid`` is what torch reports: the bare bytes in hexadecimal, of the MIG instance where there is one. It decides:
+    ``visible`` (``CUDA_VISIBLE_DEVICES``) may have changed since CUDA was initialised. Only a name of the form in which
+    drivers before R470 call instances, which has no bytes of its own, is tried after it.
 
     >>> uuid_names("3a4f", 0, "")
     ('GPU-3a4f', 'MIG-3a4f')
     """
+    bare = str(uuid).strip()
+    for prefix in ("GPU-", "MIG-"):
+        bare = bare.removeprefix(prefix)
     entries = [entry.strip() for entry in visible.split(",")]
     named = entries[index] if index < len(entries) else ""
-    names: list[str] = []
-    if named.startswith("MIG-"):
-        names.append(named)
-    if uuid is not None:
-        bare = str(uuid).strip()
-        for prefix in ("GPU-", "MIG-"):
-            bare = bare.removeprefix(prefix)
-        names += [f"GPU-{bare}", f"MIG-{bare}"]
-    elif named.startswith("GPU-"):
-        names.append(named)
-    return tuple(dict.fromkeys(names))
+    older = (named,) if LEGACY_MIG.fullmatch(named) else ()
+    return (f"GPU-{bare}", f"MIG-{bare}", *older)
 
 
 def _by_local_rank() -> Target | str:

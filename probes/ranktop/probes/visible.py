@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-_LEGACY_MIG: Final = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
+LEGACY_MIG: Final = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
 """What drivers before R470 call a MIG instance: the GPU, its GPU instance and its compute instance."""
 _OTHER_WORDS: Final = {
     "NoDevFiles": "what Slurm writes for a job without a GPU",
@@ -158,7 +158,7 @@ class _Resolution:
             device, uuid = (exact or named)[0]
             # The guide speaks of abbreviated UUIDs for GPUs alone.
             return _Choice(device, bool(exact) and not unsure, uuid, True)
-        legacy = _LEGACY_MIG.fullmatch(text)
+        legacy = LEGACY_MIG.fullmatch(text)
         parents = [device for device in self.devices if legacy and device.uuid.startswith(legacy[1])]
         if legacy is None or len(parents) != 1:
             return None

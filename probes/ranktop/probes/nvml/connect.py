@@ -8,11 +8,35 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ranktop.probes.nvml.codes import INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, PARENT_REFUSED, code_of, explain
+from ranktop.probes.nvml.codes import (
+    INVALID_ARGUMENT,
+    NO_PERMISSION,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    OTHER_VERSION,
+    PARENT_REFUSED,
+    code_of,
+    explain,
+)
 from ranktop.probes.nvml.getter import Subject
 from ranktop.probes.nvml.library import Library
+from ranktop.probes.visible import Seen, resolve
 
 _MOST_GPUS = 256
+_BARE = "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_FULL_NAME = re.compile(f"(GPU|MIG)-{_BARE}")
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """What tells a process's devices where its framework does not: the environment."""
+
+    visible: str | None
+    """``CUDA_VISIBLE_DEVICES``; None: not set."""
+    order: str | None
+    """``CUDA_DEVICE_ORDER``."""
+    framework: str = "torch"
+    """Its name and version, to say what does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +54,15 @@ class Target:
     torch_index: int | None = None
     integrated: bool | None = None
     """Whether the device has no memory of its own, as far as CUDA tells."""
+    visible: Variables | None = None
+    """Only where there are no ``uuids``: by what to find the device ``torch_index``."""
 
     @property
     def key(self) -> str:
         """What names the device to all processes of the host before it has been found; empty where nothing does."""
         # The first: it is the one that names a MIG instance surely.
         bare = re.sub(r"^(GPU|MIG)-", "", self.uuids[0]) if self.uuids else ""
-        return bare.lower() if re.fullmatch(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", bare) else ""
+        return bare.lower() if re.fullmatch(_BARE, bare) else ""
 
 
 def connect(nvml: Library, target: Target) -> Subject:
@@ -58,6 +84,8 @@ def _find(nvml: Library, target: Target) -> tuple[Any, str]:
     if target.index is not None:
         handle = nvml.nvmlDeviceGetHandleByIndex(target.index)
         return handle, nvml.text("nvmlDeviceGetUUID", handle)
+    if target.visible is not None and target.torch_index is not None:
+        return _by_variables(nvml, target.visible, target.torch_index)
     problem: Exception = LookupError("the device has no UUID")
     for uuid in target.uuids:
         handle, missing = _named(nvml, uuid)
@@ -93,9 +121,59 @@ def _by_beginning(nvml: Library, beginnings: tuple[str, ...], problem: Exception
     return found[0]
 
 
+def _by_variables(nvml: Library, variables: Variables, ordinal: int) -> tuple[Any, str]:
+    """Return the device that CUDA numbers ``ordinal``, where that is certain."""
+    first = (variables.visible or "").split(",")[0]
+    if ordinal == 0 and _FULL_NAME.fullmatch(first):
+        # There is a cuda:0, so this is it; the GPU of a MIG instance may not be asked from a container.
+        return nvml.nvmlDeviceGetHandleByUUID(first), first
+    untold = f"{variables.framework} does not tell the device's UUID (2.4 and newer do)"
+    found = resolve(variables.visible, variables.order, [_seen(nvml, index) for index in range(_count(nvml))])
+    device, notes = found.at(ordinal), "; ".join(found.notes)
+    if device is None:
+        raise LookupError(f"{untold}, and by CUDA_VISIBLE_DEVICES there is no cuda:{ordinal}: {notes or 'no such GPU'}")
+    if not device.certain or (device.device.mig_enabled and device.mig is None):
+        raise LookupError(f"{untold}, and by CUDA_VISIBLE_DEVICES it is not certain: {notes}")
+    return nvml.nvmlDeviceGetHandleByUUID(device.uuid), device.uuid
+
+
+def _seen(nvml: Library, index: int) -> Seen:
+    """Describe a GPU; one that does not tell what it is leaves the others' numbers unknown, so it raises."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    mig, ids = [], []
+    enabled = _mig_enabled(nvml, handle)
+    for place in range(int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) if enabled else 0):
+        with contextlib.suppress(Exception):
+            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+            mig.append(nvml.text("nvmlDeviceGetUUID", instance))
+            ids.append((int(nvml.nvmlDeviceGetGpuInstanceId(instance)), nvml.nvmlDeviceGetComputeInstanceId(instance)))
+    return Seen(
+        nvml_index=index,
+        uuid=nvml.text("nvmlDeviceGetUUID", handle),
+        pci_bus_id=str(nvml.nvmlDeviceGetPciInfo(handle).busId),
+        name=nvml.text("nvmlDeviceGetName", handle),
+        mig=tuple(mig),
+        instances=tuple(ids) if len(ids) == len(mig) else (),
+        mig_enabled=enabled,
+    )
+
+
+def _mig_enabled(nvml: Library, handle: Any) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    except Exception as error:
+        if code_of(error) not in (NOT_SUPPORTED, *OTHER_VERSION):
+            raise
+        return False
+
+
+def _count(nvml: Library) -> int:
+    return min(_MOST_GPUS, int(nvml.nvmlDeviceGetCount()))
+
+
 def _all(nvml: Library) -> Iterator[tuple[Any, str]]:
     """Yield (handle, UUID) of every GPU and MIG instance that can be seen; one that fails hides no other."""
-    for index in range(min(_MOST_GPUS, int(nvml.nvmlDeviceGetCount()))):
+    for index in range(_count(nvml)):
         with contextlib.suppress(Exception):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             yield handle, nvml.text("nvmlDeviceGetUUID", handle)

@@ -127,6 +127,9 @@ class NvmlDevice:
             self._wake.clear()
             if reader.closing:
                 reader.let_go()
+                if self._sharing is not None:
+                    # It may have come about while the probe was being closed.
+                    self._sharing.close()
                 return
             try:
                 self._round()
@@ -156,8 +159,12 @@ class NvmlDevice:
         reader = self._reader
         try:
             target: Target | str = reader.library.run("asking CUDA for the device's UUID", self._locate)
-        except Exception as error:
+        except LookupError as error:
             reader.fail("unavailable", explain(error), soon=True)
+            return None
+        except Exception as error:
+            first = (str(error).strip() or repr(error)).splitlines()[0]
+            reader.fail("unavailable", f"torch can't tell the device: {first}", soon=True)
             return None
         if isinstance(target, str):
             reader.fail("pending", target, soon=True)

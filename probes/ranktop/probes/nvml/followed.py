@@ -17,9 +17,7 @@ class Followed:
     def __init__(self, told: Shared, pids: Collection[int]) -> None:
         """``pids``: this process's ids."""
         self._told = told
-        self._reading = told.reading
-        if told.entries is not None:
-            self._reading = _with_own(told, pids)
+        self._reading = _with_own(told, pids)
 
     def identity(self, own: DeviceIdentity) -> DeviceIdentity:
         """Return the device's identity with what is this process's own."""
@@ -43,8 +41,13 @@ def _older(ages: dict[str, float], seconds: float) -> dict[str, float]:
 
 
 def _with_own(told: Shared, pids: Collection[int]) -> DeviceReading:
-    values = of_this_process(told.entries or (), pids)
     names = ("processes", "process_used", "process_pid")
+    if told.entries is None:
+        # What the reading has of the reader's own process is not this one's.
+        why = told.reading.reasons.get("processes", "the driver's list is being read anew")
+        reasons = {**told.reading.reasons, **{name: told.reading.reasons.get(name, why) for name in names}}
+        return replace(told.reading, processes=None, process_used=None, process_pid=None, reasons=reasons)
+    values = of_this_process(told.entries, pids)
     reasons = {name: reason for name, reason in told.reading.reasons.items() if name not in names}
     for name, value in list(values.items()):
         if isinstance(value, Absent):

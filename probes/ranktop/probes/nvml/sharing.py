@@ -69,17 +69,23 @@ class Sharing:
         """Return whether it is on this process to read the driver, as far as locks tell."""
         if self._closed:
             return False
+        had = self._lock.held
         try:
-            return self._lock.take(self._lock_path)
+            reads = self._lock.take(self._lock_path)
         except OSError:
             return True
+        if reads and not had:
+            # What another reader, or another boot, has left there is not to be taken for this one's.
+            with contextlib.suppress(OSError):
+                self._file.unlink()
+        return reads
 
     def news(self) -> Shared | None:
         """Say that the reading is wanted and return it; None when there is none of use."""
         try:
             self._touch()
             told = self._load()
-        except (OSError, ValueError):  # msgspec's errors are ValueErrors.
+        except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors.
             return None
         now = self._clock()
         if told.version != _VERSION or not 0 <= now - told.stamp <= self._patience:
@@ -108,9 +114,14 @@ class Sharing:
                 return
             data = _encoder.encode(told)
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN, 0o600)
-            with open(file, "wb") as stream:
-                stream.write(data)
-            os.replace(temporary, self._file)
+            try:
+                with open(file, "wb") as stream:
+                    stream.write(data)
+                os.replace(temporary, self._file)
+            except OSError:
+                # A disk that is full: half a file helps nobody.
+                temporary.unlink()
+                raise
             self._told = told.stamp
 
     def told_since(self, seconds: float) -> bool:
@@ -157,50 +168,87 @@ class _Lock:
 
     def take(self, path: Path) -> bool:
         """Return whether the lock is held, trying to get it; raises OSError where locks don't work."""
-        if self._taken:
-            return self.held
+        if self._process != os.getpid():
+            return False
+        if self._descriptor is not None and not _is_still(self._descriptor):
+            # A script has closed descriptors that it did not open, as daemons do, and may have one of that number now.
+            self.release()
+        if self._taken and self._is_there(path):
+            return True
         if self._descriptor is None:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN, 0o600)
-            _descriptors.add(self._descriptor)
+            self._open(path)
+        descriptor = self._descriptor
+        assert descriptor is not None
+        if not self._is_there(path):
+            # Its last holder took the file along, or somebody has removed it: lock the one that is there next time.
+            self.release()
+            return False
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return False
             raise
         if not self._is_there(path):
-            # Its last holder took the file along: lock the one that is there now, next time.
             self.release()
             return False
         self._taken = True
         return True
 
+    def _open(self, path: Path) -> None:
+        _require_private(path.parent)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN, 0o600)
+        status = os.fstat(self._descriptor)
+        _descriptors[self._descriptor] = (status.st_dev, status.st_ino)
+
     def _is_there(self, path: Path) -> bool:
         assert self._descriptor is not None
-        mine = os.fstat(self._descriptor)
         try:
-            there = os.stat(path)
+            there = os.lstat(path)
         except OSError:
             return False
-        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+        return _descriptors.get(self._descriptor) == (there.st_dev, there.st_ino)
 
     def release(self) -> None:
         """Let go of the lock."""
         descriptor, self._descriptor, self._taken = self._descriptor, None, False
         if descriptor is not None and self._process == os.getpid():
-            _descriptors.discard(descriptor)
+            _close(descriptor)
+
+
+_descriptors: Final[dict[int, tuple[int, int]]] = {}
+"""Of this process's locks -> device and inode of their file."""
+
+
+def _require_private(folder: Path) -> None:
+    """Raise OSError for a folder in which others could put what this process would open."""
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise PermissionError(errno.EACCES, "not this user's own folder", str(folder))
+
+
+def _is_still(descriptor: int) -> bool:
+    """Whether a descriptor is the one that was opened here."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return False
+    return _descriptors.get(descriptor) == (status.st_dev, status.st_ino)
+
+
+def _close(descriptor: int) -> None:
+    """Close a lock's descriptor, and never what a script has opened under its number since."""
+    mine = _is_still(descriptor)
+    _descriptors.pop(descriptor, None)
+    if mine:
+        with contextlib.suppress(OSError):
             os.close(descriptor)
-
-
-_descriptors: Final[set[int]] = set()
 
 
 def _after_fork() -> None:
     """Close the child's copies: a lock lasts as long as any copy of its descriptor (data loaders outlive a rank)."""
     for descriptor in tuple(_descriptors):
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    _descriptors.clear()
+        _close(descriptor)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -15,12 +15,12 @@ from typing import Final
 from ranktop.tui.doctor.check import Check, Result, failed, passed, skipped, warned
 from ranktop.tui.doctor.scene import Scene
 from ranktop.wire.endpoints import (
-    JOB_DIRECTORY_FILES,
     LOCK_FILE,
     VIEWERS_SOCKET,
     RunDirectoryError,
     check_directory,
     find_jobs,
+    is_job_file,
     is_listening,
     search_directories,
     socket_path,
@@ -144,7 +144,7 @@ def look_at_leftovers(scene: Scene) -> Result | list[Result]:
 def _strangers(path: Path) -> list[str]:
     """Return what is in a job's directory and not a file of its hub: ranktop leaves such a directory where it is."""
     with contextlib.suppress(OSError):
-        return [entry.name for entry in path.iterdir() if entry.name not in JOB_DIRECTORY_FILES]
+        return [entry.name for entry in path.iterdir() if not is_job_file(entry.name)]
     return []
 
 
