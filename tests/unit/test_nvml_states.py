@@ -129,7 +129,7 @@ def test_a_device_is_chosen_by_index_and_by_the_beginning_of_its_name(
     [
         ("nvml:GPU-0000", "3 devices have a name that begins with GPU-0000"),
         ("nvml:GPU-9", "not found"),
-        ("nvml:7", "invalid argument"),
+        ("nvml:7", "no GPU with NVML index 7"),
         ("nvml:local_rank", "LOCAL_RANK=x is no number"),
     ],
 )

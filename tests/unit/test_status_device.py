@@ -24,7 +24,7 @@ from ranktop.tui.status_table import print_table, troubles
 KEYS = {
     *("kind", "uuid", "name", "torch_index", "nvml_index", "pci_bus_id", "mig", "numa_node", "unified", "driver"),
     *("cuda_driver", "total", "state", "utilization", "memory_used", "memory_reserved", "memory_free", "power"),
-    *("power_limit", "temperature", "clocks", "throttle", "pcie", "nvlink", "ecc", "performance_state"),
+    *("state_reason", "power_limit", "temperature", "clocks", "throttle", "pcie", "nvlink", "ecc", "performance_state"),
     *("memory_utilization", "memory_temperature", "thresholds", "power_limits", "energy", "fan", "persistence"),
     *("compute_mode", "recovery", "gpm", "processes", "of_parent", "reasons", "ages"),
 }

@@ -22,7 +22,8 @@ from ranktop.wire.schema import Card, End, Header, Job, Sample, Table
 
 JOB = Job(id="abc", name="train\x1b[31m", world_size=3, launcher="torchrun")
 RANK_KEYS = {
-    *("rank", "local_rank", "node", "pid", "restart", "device", "moment", "moments_step", "measured", "expected"),
+    *("rank", "local_rank", "node", "pid", "pids", "restart", "device", "moment", "moments_step", "measured"),
+    "expected",
     *(
         "rules",
         "tolerance",

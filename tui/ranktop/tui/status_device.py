@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final
 
-from ranktop.probes.reading import AllocatorReading, DeviceDetail, DeviceIdentity, MigInstance, NvLink
+from ranktop.probes.reading import AllocatorReading, DeviceDetail, DeviceIdentity, DeviceReading, MigInstance, NvLink
 from ranktop.tui.session.processes import abroad, occupants, strays
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
@@ -172,6 +172,8 @@ def _reading(sheet: _Sheet, view: RankView) -> None:
     sample = view.sample
     device = sample.device if sample is not None else None
     sheet.put("state", device.state if device is not None else None, NOT_REPORTED)
+    # Of its own: while a driver hangs the values stay, so none of their reasons could say it.
+    sheet.put("state_reason", _why_state(device) if device is not None else None, NOT_REPORTED)
     late = view.age or 0.0
     for name, field in READING.items():
         value = getattr(device, field) if device is not None else None
@@ -182,6 +184,10 @@ def _reading(sheet: _Sheet, view: RankView) -> None:
         reason = device.reasons.get(field) or device.reasons.get("device") if device is not None else NOT_REPORTED
         age = device.ages.get(field, device.age) + late if device is not None else None
         sheet.put(name, value, reason or _host_or(view, NOT_TOLD), age)
+
+
+def _why_state(device: DeviceReading) -> str:
+    return "" if device.state == "ok" else device.reasons.get("device") or NOT_TOLD
 
 
 def _detail(sheet: _Sheet, view: RankView) -> None:
@@ -218,7 +224,7 @@ def _why_no_detail(view: RankView, field: str) -> str:
         return detail.reasons.get(field) or NOT_TOLD
     if view.sample is None:
         return NOT_REPORTED
-    return view.sample.device.reasons.get("device") or _host_or(view, "not asked yet")
+    return _host_or(view, view.sample.device.reasons.get("device") or "not asked yet")
 
 
 def _host_or(view: RankView, words: str) -> str:

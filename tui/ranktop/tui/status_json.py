@@ -81,6 +81,7 @@ def rank_json(view: RankView, snapshot: Snapshot) -> dict[str, Any]:
         "local_rank": card.local_rank if card else None,
         "node": card.node if card else None,
         "pid": card.pid if card else None,
+        "pids": list(card.pids or (card.pid,)) if card else None,
         "restart": view.restart,
         "device": device_json(view, snapshot),
         "allocator": allocator_json(view),
@@ -154,8 +155,10 @@ def notes(view: RankView, measured: Memory | None) -> dict[str, str]:
 
 
 def _other_reasons(view: RankView) -> dict[str, str]:
-    """Say why readings of the device beside its memory are null."""
+    """Say why what the rank says of itself and readings of the device beside its memory are null."""
     found: dict[str, str] = {}
+    if view.card is None:
+        found.update(dict.fromkeys(("local_rank", "node", "pid", "pids"), "this rank has not reported yet"))
     device = view.card.device if view.card else None
     if device is None or device.uuid is None:
         known = device is not None and device.kind == "host"

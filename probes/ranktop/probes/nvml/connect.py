@@ -82,7 +82,7 @@ def connect(nvml: Library, target: Target) -> Subject:
 
 def _find(nvml: Library, target: Target) -> tuple[Any, str]:
     if target.index is not None:
-        handle = nvml.nvmlDeviceGetHandleByIndex(target.index)
+        handle = _numbered(nvml, target.index)
         return handle, nvml.text("nvmlDeviceGetUUID", handle)
     if target.visible is not None and target.torch_index is not None:
         return _by_variables(nvml, target.visible, target.torch_index)
@@ -95,6 +95,18 @@ def _find(nvml: Library, target: Target) -> tuple[Any, str]:
     if target.uuids and not target.key:
         return _by_beginning(nvml, target.uuids, problem)
     raise problem
+
+
+def _numbered(nvml: Library, index: int) -> Any:
+    try:
+        return nvml.nvmlDeviceGetHandleByIndex(index)
+    except Exception as error:
+        if code_of(error) != INVALID_ARGUMENT:
+            raise
+        # NVML's word for an index beyond the last.
+        raise LookupError(
+            f"there is no GPU with NVML index {index} (nvidia-smi -L lists them): {explain(error)}"
+        ) from error
 
 
 def _named(nvml: Library, uuid: str) -> tuple[Any, Exception | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from ranktop.probes.reading import DeviceProcess
@@ -83,7 +83,8 @@ def owners(ranks: Iterable[RankView]) -> Owners:
 def occupants(view: RankView, owned: Owners) -> tuple[Occupant, ...]:
     """Return the processes on a rank's device, the largest first; a process in several lists is told once.
 
-    Empty also where the driver does not list them: ``view.sample.device.processes`` is None then.
+    One with several lines in a list has the bytes of all of them. Empty also where the driver does not list them:
+    ``view.sample.device.processes`` is None then.
     """
     if view.sample is None or view.card is None:
         return ()
@@ -97,9 +98,13 @@ def occupants(view: RankView, owned: Owners) -> tuple[Occupant, ...]:
     told: dict[int, Occupant] = {}
     for kind, listed in lists:
         for process in (listed or ())[:MOST]:
-            if process.pid not in told:
+            before = told.get(process.pid)
+            if before is None:
                 rank = view.rank if process.pid == own else owned.get((node, process.pid))
                 told[process.pid] = Occupant(process.pid, process.bytes, rank, kind)
+            elif before.kind == kind:
+                # A line for each of its contexts, or for each MIG instance of a whole GPU's list.
+                told[process.pid] = replace(before, bytes=_both(before.bytes, process.bytes))
     return tuple(sorted(told.values(), key=lambda one: (-(one.bytes or 0), one.pid)))
 
 
