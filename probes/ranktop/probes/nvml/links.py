@@ -19,6 +19,7 @@ _CRC: Final = 163
 _RECOVERY_EVENTS: Final = 215
 """Field ids (nvml.h, ``NVML_FI_DEV_NVLINK_*``); from Blackwell on there is no 161 to 163, and 215 for 162."""
 _FIELDS: Final = (_STATE, _REPLAY, _RECOVERY, _CRC, _RECOVERY_EVENTS)
+_DOWN: Final = 0
 _UP: Final = (1, 2)
 """Active, or asleep to save power."""
 _LINKS: Final = 18
@@ -59,7 +60,7 @@ def _link(link: int, answers: list[int | Exception]) -> NvLink | None:
     )
     return NvLink(
         link=link,
-        up=None if isinstance(state, Exception) else state in _UP,
+        up=state in _UP if state in (_DOWN, *_UP) else None,
         replay=replay,
         recovery=events if recovery is None else recovery,
         crc=crc,

@@ -124,7 +124,7 @@ def of_this_process(entries: Sequence[Entry], pids: Collection[int]) -> Values:
     """Return ``processes``, ``process_used`` and ``process_pid``; ``pids``: this process's ids."""
     mine = [entry for entry in entries if entry.pid in pids]
     if not mine:
-        others = f"; it lists {len(entries)} others" if entries else ""
+        others = f"; it lists {len(entries)} other{'s' * (len(entries) > 1)}" if entries else ""
         unknown = Absent(_NOT_LISTED + others)
         return {"processes": shown(entries), "process_used": unknown, "process_pid": unknown}
     sizes = [entry.bytes for entry in mine if entry.bytes is not None]
