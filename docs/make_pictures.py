@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests" / "tui"))
 
 from dashboard import dashboard  # noqa: E402
+from fake_gpu_jobs import stray_job  # noqa: E402
 from fake_job import FakeJob, fsdp_job  # noqa: E402
 
 from ranktop.tui.screens.strategies import StrategiesScreen  # noqa: E402
@@ -147,11 +148,20 @@ async def strategies(job: FakeJob, size: tuple[int, int]) -> list[list[Run]]:
         return run.rows()
 
 
+async def device(job: FakeJob, size: tuple[int, int]) -> list[list[Run]]:
+    """Return the cells of the device screen of the first rank."""
+    async with dashboard(job, size) as run:
+        await run.press("d")
+        await run.after(1.0)
+        return run.rows()
+
+
 def main() -> None:
     """Write every picture beside this file."""
     os.environ.pop("NO_COLOR", None)
     pictures = {
         "ranks": (ranks(fsdp_job(), (120, 30), 3), "ranktop: eight ranks, expected over measured memory"),
+        "device": (device(stray_job(), (120, 34)), "ranktop: all that a rank's GPU says, and who else is on it"),
         "strategies": (strategies(fsdp_job(), (120, 28)), "ranktop: the same job under every strategy"),
     }
     for name, (rows, title) in pictures.items():

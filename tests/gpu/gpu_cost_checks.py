@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
-import pynvml
 import torch
 from gpu_table import Check
 from torch import nn
 
 from ranktop.probes.device import open_device
+from ranktop.probes.nvml.library import own_pynvml
 from ranktop.probes.reading import DeviceProbe
 
 MOST_CALLS = 12
@@ -27,7 +27,7 @@ WATCHED = 20.0
 
 
 class Calls:
-    """Counts and times every call into libnvidia-ml, whoever makes it, below pynvml's own functions."""
+    """Counts and times every call of ranktop's into libnvidia-ml, below pynvml's own functions."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
@@ -37,7 +37,8 @@ class Calls:
     @contextlib.contextmanager
     def counted(self) -> Iterator[Calls]:
         """Count while inside."""
-        original = pynvml._nvmlGetFunctionPointer
+        module = own_pynvml()
+        original = module._nvmlGetFunctionPointer
 
         def pointer(name: str) -> Callable[..., int]:
             function: Callable[..., int] = original(name)
@@ -53,11 +54,11 @@ class Calls:
 
             return call
 
-        pynvml._nvmlGetFunctionPointer = pointer
+        module._nvmlGetFunctionPointer = pointer
         try:
             yield self
         finally:
-            pynvml._nvmlGetFunctionPointer = original
+            module._nvmlGetFunctionPointer = original
 
     def most_in_a_second(self, since: float) -> int:
         """Return the largest number of calls that began within any one second after ``since``."""

@@ -79,7 +79,7 @@ def test_every_pair_is_painted_and_named(nvml_sweep: Sweep) -> None:
 
 
 SAID: dict[str, tuple[str, ...]] = {
-    f"{P}MemoryInfo_v2": ("total", "used", "free"),
+    f"{P}MemoryInfo_v2": ("used", "free"),
     f"{P}ComputeRunningProcesses_v3": ("processes", "own memory"),
     f"{P}UtilizationRates": ("utilization", "memory bus"),
     f"{P}PowerUsage": ("power",),
@@ -123,7 +123,7 @@ def test_seven_rows_are_unchanged_whatever_the_eighth_says(nvml_sweep: Sweep) ->
 
 
 STATES = {15: "lost", 16: "reset"}
-"""Code -> the word in the rank's row; ``no device`` of the others."""
+"""Code -> the word in the rank's row; ``unavailable`` of the others."""
 
 
 def test_a_whole_device_that_says_it_is_named_in_its_row_with_the_cure(nvml_sweep: Sweep) -> None:
@@ -138,8 +138,8 @@ def test_a_whole_device_that_says_it_is_named_in_its_row_with_the_cure(nvml_swee
         assert f"(NVML {code})" in shown
         assert CURES.get(code, "") in shown
         # Supporting nothing is no illness.
-        word = "" if code == 3 else STATES.get(code, "no device")
-        said = [one for one in ("no device", *STATES.values()) if one in rows[SICK]]
+        word = "" if code == 3 else STATES.get(code, "unavailable")
+        said = [one for one in ("unavailable", *STATES.values()) if one in rows[SICK]]
         assert said == [word] * bool(word), (code, rows[SICK])
     screen.tell(SICK, nvml_sweep.pairs[0].before)
     assert screen.rows() == before

@@ -161,7 +161,7 @@ STATES = {
     ),
     "reset required": ("the GPU needs a reset (NVML 16); nvidia-smi --gpu-reset", "reset needed", "--gpu-reset"),
     "no answer": ("no answer from the driver for 12 s (nvmlDeviceGetPowerUsage)", "no answer 12s", "PowerUsage"),
-    "unavailable": ("driver and library differ in version (NVML 18); reboot", "no device", "reboot"),
+    "unavailable": ("driver and library differ in version (NVML 18); reboot", "unavailable", "reboot"),
 }
 
 

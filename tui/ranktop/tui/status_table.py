@@ -74,14 +74,15 @@ def table_row(view: RankView) -> list[str]:
         str(sample.step) if sample else "–",
         f"{last.seconds:.3g}" if last and last.seconds is not None else "–",
         (view.peak or "–").replace("_", " "),
-        view.state + _age(view),
+        _state(view),
     ]
 
 
 def troubles(snapshot: Snapshot) -> list[str]:
     """Return a line for each rank that did not end by itself, whose device is not well or holds other ranks."""
-    from ranktop.tui.view.device_words import strangers, stray_sentence, trouble_sentence
+    from ranktop.tui.view.device_words import ailments, strangers, stray_sentence, throttle_sentence, trouble_sentence
     from ranktop.tui.view.gauges import Gauges
+    from ranktop.tui.view.text import UNICODE
 
     lines: list[str] = []
     crowded = strangers(snapshot)
@@ -91,9 +92,46 @@ def troubles(snapshot: Snapshot) -> list[str]:
         gauges = Gauges.of(view)
         if view.state.startswith("device ") and gauges is not None:
             lines.append(clean(f"rank {view.rank}: {trouble_sentence(gauges)}"))
+        elif view.state == "ok" and gauges is not None:
+            ill = [throttle_sentence(gauges, UNICODE), *(text for _, text in ailments(gauges))]
+            lines += [clean(f"rank {view.rank}: {text}") for text in ill if text]
         if view.rank in crowded:
             lines.append(clean(f"rank {view.rank}: {stray_sentence(crowded[view.rank])}"))
-    return lines
+    return [*lines, *_unknown(snapshot)]
+
+
+def _unknown(snapshot: Snapshot) -> list[str]:
+    """Return a line for each reason why the table has a dash for ranks that are otherwise well."""
+    from ranktop.tui.view.device_words import ranks_words
+
+    found: dict[tuple[str, str], list[int]] = {}
+    for view in snapshot.ranks:
+        memory, sample = view.memory(view.peak), view.sample
+        if view.state != "ok" or memory is None or sample is None:
+            continue
+        missing: dict[str, list[str]] = {}
+        for name in ("activations", "cache", "runtime"):
+            if getattr(memory, name) is None and name in sample.reasons:
+                missing.setdefault(sample.reasons[name], []).append(name)
+        if sample.device.utilization is None and view.card is not None and view.card.device.kind == "cuda":
+            missing.setdefault(sample.device.reasons.get("utilization", ""), []).append("util")
+        for reason, names in missing.items():
+            if reason:
+                found.setdefault((", ".join(names), reason), []).append(view.rank)
+    return [clean(f"{ranks_words(ranks)}: {names} not known: {why}") for (names, why), ranks in found.items()]
+
+
+def _state(view: RankView) -> str:
+    """Return a rank's state, with what slows down or ails the GPU of one that is well, and how old the picture is."""
+    from ranktop.tui.view.device_words import health_word
+    from ranktop.tui.view.gauges import Gauges
+
+    gauges = Gauges.of(view)
+    if gauges is None or view.state != "ok" or view.stale:
+        return view.state + _age(view)
+    word, old = health_word(gauges), gauges.old("utilization", "used")
+    facts = [view.state, word, "" if old is None else f"GPU read {old:.0f} s ago"]
+    return ", ".join(fact for fact in facts if fact)
 
 
 def end_line(view: RankView) -> str:

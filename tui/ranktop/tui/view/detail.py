@@ -109,7 +109,7 @@ def memory_block(row: Shown, snapshot: Snapshot, frame: Table, options: Options)
         if name == "other":
             lines[-1] = _with_parts(lines[-1], row, snapshot, frame)
     used = size(row.memory.used(), unit, 2, glyphs.dash)
-    total = size(row.memory.total, unit, 2, glyphs.dash)
+    total = size(_total(row), unit, 2, glyphs.dash)
     lines.append(
         pad([(f"{' used':<14}{'':9}", "label"), (f"{used:>9}", "bold"), (_of(total, row), "dim")], TABLE_WIDTH)
     )
@@ -122,6 +122,12 @@ def memory_block(row: Shown, snapshot: Snapshot, frame: Table, options: Options)
                  (f"{signed(delta, unit, 2, glyphs):>8}", delta_style(delta, row.expected_sum))], TABLE_WIDTH)
         )  # fmt: skip
     return lines
+
+
+def _total(row: Shown) -> int | None:
+    """Return the device's bytes; those of the card while the device does not say."""
+    card = row.view.card
+    return row.memory.total if row.memory.total is not None or card is None else card.device.total
 
 
 def _of(total: str, row: Shown) -> str:

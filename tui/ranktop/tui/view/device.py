@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from textwrap import wrap
 from typing import Final
 
@@ -78,7 +79,12 @@ def _memory(gauges: Gauges, glyphs: Glyphs) -> list[Group]:
         reason = "" if gauges.trouble or gauges.identity.unified else gauges.reason("reserved")
         text, style = f"{glyphs.dash} {in_a_word(reason)}", "dim"
         return [Group("reserved", (Piece(text, style, True),))] if reason else []
-    return [Group("reserved", (Piece(f"{human(reserved)} by driver", main=True, age=gauges.old("reserved")),))]
+    return [Group("reserved", (Piece(f"{_short(reserved)} by driver", main=True, age=gauges.old("reserved")),))]
+
+
+def _short(value: int) -> str:
+    """Write bytes without decimals where there are three digits before the point."""
+    return re.sub(r"(\d{3,})\.\d", r"\1", human(value))
 
 
 def _ram(gauges: Gauges) -> list[Group]:

@@ -12,7 +12,7 @@ from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import LETTERS
 from ranktop.tui.view.device_words import ranks_words
-from ranktop.tui.view.gauges import Gauges
+from ranktop.tui.view.gauges import Gauges, in_a_word
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.text import (
     Line,
@@ -125,17 +125,17 @@ def _rest(gauges: Gauges, holders: list[Holder]) -> tuple[str, str]:
         return name, gauges.reason(field)
     if reading.reserved is None:
         return "driver and others", gauges.reason("reserved")
-    return "in no listed process", "held by the driver, by graphics, or by processes that ended"
+    return "not in the list", "in no listed process: the driver's, graphics', or of processes that ended"
 
 
 def memory_lines(gauges: Gauges, snapshot: Snapshot, options: Options, width: int) -> list[Line]:
     """List the holders of the device's memory, then what the rank's own process holds by category."""
     found = division(gauges, snapshot)
     unit = unit_for(found.total)
-    old = gauges.old("total", "used", "free", "process_used") if not gauges.trouble else None
+    old = gauges.old("total", "used", "free", "process_used")
     shared = ("memory, shared with the host", "memory (the host's)")
     title = first_that_fits(shared, width - _NUMBER - _SHARE - 1) if gauges.identity.unified else "memory"
-    lines = [_heading(title, unit, width, "" if old is None else duration(old))]
+    lines = [_heading(title, unit, width, "" if old is None else f"{duration(old)} old")]
     lines += [_holder(holder, found.total, unit, options, width) for holder in found.holders]
     lines.append(_row("total", found.total, None, unit, options, width, "text bold", ""))
     if found.note:
@@ -205,7 +205,7 @@ def memory_bar(gauges: Gauges, snapshot: Snapshot, options: Options, width: int)
     total = found.total
     if not total or total < 0 or width <= 0 or gauges.reading.used is None:
         why = "" if gauges.trouble else gauges.reason("used") or gauges.reason("total")
-        return pad([(f"{options.glyphs.dash} {why or 'how full it is is not known'}", "dim")], width)
+        return pad([(f"{options.glyphs.dash} {in_a_word(why) or 'its use is not known'}", "dim")], width)
     spans: list[Span] = []
     filled, amount = 0, 0
     for key, value in _stack(gauges, found):

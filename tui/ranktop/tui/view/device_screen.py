@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Final
 
@@ -93,7 +93,7 @@ def _status(view: RankView, snapshot: Snapshot, link: Link, options: Options, wi
     right.append((" ", "panel"))
     text, style = rank_state(view, None, unit_for(None), options.glyphs, strays(view, snapshot))
     gauges = Gauges.of(view)
-    if gauges is not None and gauges.trouble:
+    if gauges is not None and gauges.trouble and view.state not in GONE:
         text, style = device_state(view, options.glyphs)
     text = "device ok" if text.strip() == "ok" else text.strip()
     left: list[Span] = [(f" {text}", f"panel {style} bold")]
@@ -174,7 +174,7 @@ def group_lines(found: Iterable[Group], width: int, *, faded: bool = False) -> l
     """Write each group behind its title, going on in further lines where it is long."""
     lines: list[Line] = []
     room = max(8, width - TITLE - 1)
-    for group in found:
+    for group in map(_aged, found):
         spans: list[Span] = []
         title = group.title
         for piece in group.pieces:
@@ -190,18 +190,30 @@ def group_lines(found: Iterable[Group], width: int, *, faded: bool = False) -> l
     return lines
 
 
+def _aged(group: Group) -> Group:
+    """Say the age of a group's values once where all of them are old."""
+    ages = [piece.age for piece in group.pieces if piece.age is not None]
+    if len(ages) < max(2, len(group.pieces)):
+        return group
+    upto = "up to " if len(set(map(duration, ages))) > 1 else ""
+    pieces = (replace(piece, age=None, style="dim", spans=()) for piece in group.pieces)
+    return replace(group, pieces=(*pieces, Piece(f"({upto}{duration(max(ages))} old)", "dim")))
+
+
 def _piece(piece: Piece, faded: bool, room: int) -> list[Line]:
     """Return a piece in one row, in several where it is longer than that."""
     old = piece.age is not None
     style = "dim" if faded or old else piece.style
     said = " (whole GPU)" if piece.parent and piece.main else ""
-    said += f" ({duration(piece.age)} old)" if piece.age is not None and not faded else ""
+    said += f" ({duration(piece.age)} old)" if piece.age is not None else ""
     rows = wrap(piece.text, room) or [""]
     made: list[Line] = [((row, style),) for row in rows]
     if piece.spans and len(rows) == 1 and not faded and not old:
         made = [piece.spans]
     if said and len(rows[-1]) + len(said) <= room:
         made[-1] = (*made[-1], (said, "dim"))
+    elif said:
+        made.append(((said.strip(), "dim"),))
     return made
 
 

@@ -24,6 +24,11 @@ _STATES: Final = {
 _HUNG: Final = re.compile(r"^no answer from the driver for \d+ s \((.+)\)$")
 """How the agent says in which call the driver is; for how long is told by the age of the values."""
 _ASKED: Final = {"reset": "a reset", "reboot": "a reboot of the node"}
+_CURES: Final = (
+    ("thermal", "; check its cooling"), ("brake", "; check its power supply"),
+    ("hardware", "; check its cooling and power supply"),
+)  # fmt: skip
+"""By a word of the throttle reason. ``hardware slowdown`` is heat, a power brake or too high a draw."""
 Told = tuple[str, str]
 """A sentence and its style."""
 
@@ -105,11 +110,13 @@ def trouble_sentence(gauges: Gauges) -> str:
     reason = gauges.reason("device").removeprefix(what).lstrip(" :;,")
     hung = _HUNG.search(reason)
     if hung is not None and state == "no answer":
-        reason = f"it hangs in {hung[1]}"
-    since = duration(gauges.read_ago)
-    known = any(gauges.get(field) is not None for field in ("total", "utilization", "power", "temperature"))
-    age = f" (values are {since} old)" if known else f" (for {since})" if state in ("lost", "no answer") else ""
-    return f"{what}{age}: {reason}" if reason else f"{what}{age}"
+        reason = f"it hangs in {hung[1]}; see dmesg for Xid"
+    oldest = gauges.oldest
+    age = f" (for {duration(gauges.silent_for)})" if state in ("lost", "no answer") else ""
+    age = age if oldest is None else f" (values are {duration(oldest)} old)"
+    if not reason:
+        return f"{what}{age}"
+    return f"{what}{age}{'' if reason.startswith('(') else ':'} {reason}"
 
 
 def throttle_sentence(gauges: Gauges, glyphs: Glyphs) -> str:
@@ -121,7 +128,8 @@ def throttle_sentence(gauges: Gauges, glyphs: Glyphs) -> str:
     most = gauges.get("max_sm_clock")
     at = "" if clock is None else f", SM at {clock:,}{'' if most is None else f' of {most:,}'} MHz"
     hot = gauges.get("temperature")
-    return f"this GPU is slowed down: {', '.join(words)}{at}{'' if hot is None else f', {hot} {glyphs.degree}'}"
+    cure = next((cure for word, cure in _CURES if word in " ".join(words).lower()), "")
+    return f"this GPU is slowed down: {', '.join(words)}{at}{'' if hot is None else f', {hot} {glyphs.degree}'}{cure}"
 
 
 def health_word(gauges: Gauges) -> str:

@@ -16,6 +16,8 @@ _SELDOM_INTERVALS: Final = 10 * SILENT_INTERVALS
 """What is asked or sent only every tenth interval is old after as many of its own."""
 _SELDOM: Final = frozenset({"power_limit"})
 """Fields of the reading that are asked as seldom as those of the detail."""
+_EVERY_ROUND: Final = ("used", "free", "utilization", "power", "temperature", "sm_clock", "memory_clock")
+"""Numbers that are asked every round."""
 _OF_A_HOST: Final = frozenset({"total", "used", "free", "process_used", "utilization"})
 """Fields that a host has."""
 _HARMFUL: Final = ("hardware", "thermal", "brake")
@@ -44,6 +46,8 @@ WORDS: Final = {
 
 
 _TOGETHER: Final = {
+    "memory": ("used", "free", "reserved", "process_used"),
+    "processes": ("processes", "process_pid"),
     "PCIe": (
         "pcie_generation", "pcie_max_generation", "pcie_width", "pcie_max_width", "pcie_tx", "pcie_rx", "pcie_replays",
     ),
@@ -121,6 +125,17 @@ class Gauges:
         """Return the seconds since the device last gave values."""
         return self.reading.age + (self.view.age or 0.0)
 
+    @property
+    def silent_for(self) -> float:
+        """Return the seconds since the device last answered anything."""
+        return min((self.reading.age, *self.reading.ages.values())) + (self.view.age or 0.0)
+
+    @property
+    def oldest(self) -> float | None:
+        """Return the age of the oldest known value of those that are asked every round, None where none is known."""
+        ages = [age for field in _EVERY_ROUND if self.get(field) is not None and (age := self.age(field)) is not None]
+        return max(ages, default=None)
+
     def get(self, field: str) -> Any:
         """Return a value, None where it is not known."""
         if field in _READING:
@@ -165,7 +180,8 @@ class Gauges:
         host = self.identity.kind != "cuda"
         for source in (self.reading, self.detail if detail else None):
             for field, reason in source.reasons.items() if source is not None else ():
-                if field == "device" or (host and field not in _OF_A_HOST):
+                of_no_host = host and field not in _OF_A_HOST
+                if field == "device" or of_no_host or (field == "total" and self.identity.total is not None):
                     continue
                 if getattr(source, field, None) is None:
                     found.setdefault(plain(reason), []).append(field)

@@ -8,7 +8,7 @@ from ranktop.tui.session.processes import Occupant, occupants, strays
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.gauges import Gauges
 from ranktop.tui.view.options import Options
-from ranktop.tui.view.text import Line, Unit, fit, pad, plain, size
+from ranktop.tui.view.text import Line, Unit, duration, fit, pad, plain, size
 
 MOST: Final = 24
 """Processes that are listed; the driver may tell of many on a shared machine."""
@@ -30,7 +30,10 @@ def process_lines(gauges: Gauges, snapshot: Snapshot, unit: Unit, options: Optio
         return [title, pad([(" none: no process has a context on it", "dim")], width)]
     stray = strays(view, snapshot)
     name = "processes" if not gauges.of_parent("processes") else "of whole GPU"
-    lines = [pad([(f" {name:<{_WHOSE}}", "label bold"), (f"{'pid':>8} {unit.name:>8}  kind", "label")], width)]
+    old = gauges.old("processes")
+    age = "" if old is None else f"  {duration(old)} old"
+    heading = f" {name:<{_WHOSE}}"
+    lines = [pad([(heading, "label bold"), (f"{'pid':>8} {unit.name:>8}  kind", "label"), (age, "dim")], width)]
     for one in found[:MOST]:
         whose, style = _whose(one, view.rank, stray.ranks if stray is not None else ())
         amount = size(one.bytes, unit, 2, options.glyphs.dash)

@@ -21,7 +21,19 @@ from ranktop.tui.view.gauges import Gauges
 from ranktop.tui.view.options import MOMENT_WORDS, Options
 from ranktop.tui.view.scale import Scale, Shown, scale_of, shown
 from ranktop.tui.view.status import rank_state
-from ranktop.tui.view.text import Line, Span, duration, first_that_fits, fit, merge, plain, seconds, signed, size
+from ranktop.tui.view.text import (
+    Line,
+    Span,
+    duration,
+    first_that_fits,
+    fit,
+    merge,
+    plain,
+    seconds,
+    short_duration,
+    signed,
+    size,
+)
 
 GAUGED: Final = ("utilization", "power", "temperature")
 """Columns that are read from the device."""
@@ -85,7 +97,7 @@ def _passes(
     state, style = rank_state(view, outlier, scale.unit, options.glyphs, strays.get(view.rank))
     if wanted == "!":
         return style in ("bad", "warn")
-    words = [f"rank {view.rank}", state]
+    words = [f"rank {view.rank}", state, view.state]
     if card is not None:
         words += [plain(card.node), device_name(view), plain(card.device.name), f"pid {card.pid}"]
     return wanted in " ".join(words).lower()
@@ -225,7 +237,9 @@ def _with_age(text: str, view: RankView, width: int) -> str:
     elif view.state in ("ok", "starting"):
         gauges = Gauges.of(view)
         old = gauges.old(*GAUGED) if gauges is not None else None
-        longer = text if old is None else f"{text}, GPU {duration(old)} old"
+        if old is not None:
+            forms = (f"{text}, GPU {duration(old)} old", f"{text}, GPU {short_duration(old)} old")
+            return first_that_fits((*forms, f"  GPU {short_duration(old)} old", text), width)
     return longer if cell_len(longer) <= width else text
 
 
@@ -235,7 +249,9 @@ def _cell(key: str, row: Shown, frame: Table, options: Options, outlier: Outlier
     if key == "state":
         return rank_state(view, outlier, unit, glyphs, frame.strays.get(view.rank))
     if key == "used":
-        return size(row.used(frame.scale.zoom), unit, dash=glyphs.dash), "number bold"
+        text = size(row.used(frame.scale.zoom), unit, dash=glyphs.dash)
+        partly = frame.scale.zoom == "device" and row.memory.used() is None and row.process is not None
+        return f"{glyphs.at_least if partly else ''}{text}", "number bold"
     if key == "total":
         return size(row.memory.total, unit, dash=glyphs.dash), "dim"
     if key == "expected":

@@ -57,14 +57,15 @@ def device_state(view: RankView, glyphs: Glyphs) -> tuple[str, str]:
     """Return in few words in what trouble a rank's device is, and the style; it must have a sample."""
     sample = view.sample
     assert sample is not None
-    state, since = device_trouble(view.card, sample), short_duration(sample.device.age + (view.age or 0.0))
+    gauges = Gauges.of(view)
+    state, since = device_trouble(view.card, sample), short_duration(gauges.silent_for if gauges is not None else 0.0)
     if state == "lost":
         return f"{glyphs.failed} GPU lost {since}", "bad"
     if state == "reset required":
         return f"{glyphs.alert} reset needed", "bad"
     if state == "no answer":
         return f"{glyphs.silent} no answer {since}", "warn"
-    return f"{glyphs.alert} no device", "warn"
+    return f"{glyphs.alert} unavailable", "warn"
 
 
 def _ended(view: RankView) -> str:

@@ -44,6 +44,7 @@ class Glyphs:
     about: str = "≈"
     either: str = "±"
     at_most: str = "≤"
+    at_least: str = "≥"
     degree: str = "°C"
     arrow: str = "→"
     up: str = "▲"
@@ -56,7 +57,7 @@ UNICODE: Final = Glyphs(ascii=False)
 ASCII: Final = Glyphs(
     ascii=True, select=">", live="*", waiting="o", dash="-", delta="d", dot="-", swatch="#", end="|", rule="|",
     failed="x", ended="=", silent="?", starting="~", alert="!", missing=".", ellipsis="~", about="~", either="+/-",
-    at_most="<", degree="C", arrow="->", up="^", down="v", vertical=" .:-=+*#@", horizontal="         ",
+    at_most="<", at_least=">", degree="C", arrow="->", up="^", down="v", vertical=" .:-=+*#@", horizontal="         ",
 )  # fmt: skip
 
 
