@@ -95,7 +95,8 @@ class DeviceReading:
 
 DEVICE_STATES: Final = ("ok", "pending", "no answer", "lost", "reset required", "unavailable")
 """``pending``: not asked yet, the job is on its way there. ``reset required``, ``lost``, ``unavailable``: by what NVML
-answers. ``no answer``: a call has not returned within its deadline. ``reasons["device"]`` says more unless ``ok``."""
+answers. ``no answer``: a call has not returned within its deadline, or all are so slow that no whole answer comes.
+``reasons["device"]`` says more unless ``ok``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+UNINITIALIZED: Final = 1
 INVALID_ARGUMENT: Final = 2
 NOT_SUPPORTED: Final = 3
 NO_PERMISSION: Final = 4

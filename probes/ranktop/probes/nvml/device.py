@@ -116,9 +116,14 @@ class NvmlDevice:
 
     def _hung(self, now: float) -> str:
         calling = self._reader.library.calling
-        if calling is None or now - calling[1] <= self._deadline:
+        if calling is None:
             return ""
-        return f"no answer from the driver for {now - calling[1]:.0f} s ({calling[0]})"
+        if now - calling[1] > self._deadline:
+            return f"no answer from the driver for {now - calling[1]:.0f} s ({calling[0]})"
+        whole = now - self._reader.answered
+        if whole > self._deadline + _PATIENCE * self._gap:
+            return f"the driver is slow: its calls return, but no whole answer for {whole:.0f} s (now {calling[0]})"
+        return ""
 
     def _run(self) -> None:
         reader = self._reader

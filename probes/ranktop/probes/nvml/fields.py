@@ -9,6 +9,10 @@ from ranktop.probes.nvml.codes import Absent, explain
 from ranktop.probes.nvml.getter import Getter, Subject, Values
 from ranktop.probes.nvml.limits import checked, degrees
 
+_MEMORY_TEMP: Final = 82
+_RECOVERY_ACTION: Final = 230
+_LINK_COUNT: Final = 91
+"""``NVML_FI_DEV_...``, by number for a pynvml that does not know them yet."""
 _MEMBERS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Members of ``nvmlValue_t`` by ``nvmlValueType_t``."""
 _ACTIONS: Final = (
@@ -47,9 +51,7 @@ def _action(value: int) -> str:
 
 
 def _at_once(subject: Subject) -> Values:
-    nvml = subject.nvml
-    # Numbers, for a pynvml that does not know them yet: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION is younger than others.
-    heat, action, links = field_values(subject, (nvml.NVML_FI_DEV_MEMORY_TEMP, 230, nvml.NVML_FI_DEV_NVLINK_LINK_COUNT))
+    heat, action, links = field_values(subject, (_MEMORY_TEMP, _RECOVERY_ACTION, _LINK_COUNT))
     subject.link_count = links if isinstance(links, int) and links <= 64 else None
     return {"memory_temperature": _or_absent(degrees, heat), "recovery": _or_absent(_action, action)}
 

@@ -43,6 +43,10 @@ class Subject:
     compute_instance: int | None = None
     integrated: bool | None = None
     """Whether the device has no memory of its own, as far as CUDA tells."""
+    ecc_off: bool = False
+    """The driver has said so."""
+    mps_rest: int = 0
+    """Rounds until MPS's processes are looked through again."""
     had_memory: bool = False
     """It has told of memory of its own."""
     spare: int = 1 << 30

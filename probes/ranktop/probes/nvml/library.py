@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import os
+import sys
+import threading
 from collections.abc import Callable
+from importlib.metadata import distribution
 from typing import Any, Final
+
+from ranktop.probes.nvml.codes import UNINITIALIZED, code_of
+
+_OWN: Final = f"{__package__}._pynvml"
 
 _TWICE: Final = "RunningProcesses"
 """pynvml asks a list of processes for its length first, and again unless it is empty."""
@@ -30,9 +39,7 @@ class Library:
     def start(self) -> None:
         """Initialise NVML; raises NVMLError or ImportError."""
         if self._module is None:
-            import pynvml
-
-            self._module = pynvml
+            self._module = own_pynvml()
         if not self._initialized:
             self.nvmlInit()
             self._initialized = True
@@ -52,6 +59,12 @@ class Library:
         self.calling = (name, self._clock())
         try:
             answer = function(*arguments)
+        except Exception as error:
+            if code_of(error) == UNINITIALIZED:
+                # A script has shut NVML down once too often, and what it took was this object's part in it: a
+                # shutdown of its own would now be the end of somebody else's.
+                self._initialized = False
+            raise
         finally:
             self.calling = None
         if _TWICE in name and answer:
@@ -92,3 +105,39 @@ class Library:
         # Found by ordinary means from now on.
         self.__dict__[name] = counted
         return counted
+
+
+_loading = threading.Lock()
+
+
+def own_pynvml() -> Any:
+    """Return nvidia-ml-py as a module of its own, apart from the ``pynvml`` that a script has.
+
+    A script's may be older, a file of its own or replaced by parts; and one that forks while this thread loads a module
+    or looks a function up leaves its child with a lock that nobody gives back.
+    """
+    with _loading:
+        if _OWN not in sys.modules:
+            try:
+                file = str(distribution("nvidia-ml-py").locate_file("pynvml.py"))
+                spec = importlib.util.spec_from_file_location(_OWN, file)
+                assert spec is not None
+                assert spec.loader is not None
+                module = sys.modules[_OWN] = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(module)
+            except Exception:
+                sys.modules.pop(_OWN, None)
+                import pynvml
+
+                return pynvml
+        return sys.modules[_OWN]
+
+
+def _after_fork() -> None:
+    """Leave the child no lock that its parent's thread held."""
+    global _loading
+    _loading = threading.Lock()
+    sys.modules.pop(_OWN, None)
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -39,7 +39,8 @@ def _ask(subject: Subject) -> Values:
     try:
         answers = field_values(subject, wanted)
     except Exception as error:
-        if not isinstance(error, AttributeError) and code_of(error) not in _SINGLY:
+        # A pynvml that does not know scopes raises a TypeError.
+        if not isinstance(error, AttributeError | TypeError) and code_of(error) not in _SINGLY:
             raise
         return _one_by_one(subject, count)
     size = len(_FIELDS)

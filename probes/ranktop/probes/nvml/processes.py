@@ -17,6 +17,8 @@ from ranktop.probes.reading import DeviceProcess
 LISTED: Final = "listed"
 """Key of the raw list among the values of the compute processes."""
 MOST: Final = 64
+_MPS_REST: Final = 9
+"""Rounds in which MPS is not looked at again after it had no client: one call less in nearly every round."""
 _LARGEST: Final = 1 << 50
 """Bytes; more is what drivers put where they have no number (2^64-1, or 2^63 rounded)."""
 
@@ -89,6 +91,8 @@ def _of_instance(subject: Subject, entries: list[Entry]) -> list[Entry]:
     """Keep what the whole GPU's list has of this instance."""
     if subject.gpu_instance is None:
         raise Absent("the driver lists only the whole GPU's processes, and not which are of this instance")
+    if entries and all(entry.gpu_instance is None for entry in entries):
+        raise Absent("the driver lists the whole GPU's processes, and does not tell which are of this instance")
     mine = (subject.gpu_instance, subject.compute_instance)
     return [entry for entry in entries if (entry.gpu_instance, entry.compute_instance) == mine]
 
@@ -138,11 +142,16 @@ def of_this_process(entries: Sequence[Entry], pids: Collection[int]) -> Values:
 
 def _compute(subject: Subject) -> Values:
     entries = _listed_compute(subject)
-    if subject.pids and not any(entry.pid in subject.pids for entry in entries):
+    if subject.mps_rest:
+        subject.mps_rest -= 1
+    elif subject.pids and not any(entry.pid in subject.pids for entry in entries):
         # Clients of MPS are in a list of their own, and only there.
+        subject.mps_rest = _MPS_REST
         with contextlib.suppress(Exception):
             known = {entry.pid for entry in entries}
-            entries += [entry for entry in _listed_mps(subject) if entry.pid not in known]
+            clients = _listed_mps(subject)
+            entries += [entry for entry in clients if entry.pid not in known]
+            subject.mps_rest = 0 if clients else _MPS_REST
     return {LISTED: entries}
 
 

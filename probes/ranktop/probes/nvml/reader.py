@@ -90,6 +90,11 @@ class Reader:
         self._answered_all()
         self._slow(subject)
 
+    @property
+    def answered(self) -> float:
+        """When the driver last gave a whole answer, or when it was first to be asked."""
+        return self._answered
+
     def reading(self, now: float, hung: str) -> DeviceReading:
         """Return the newest values; ``hung``: what to say of a call that does not return, if there is one."""
         with self._lock:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
-from ranktop.probes.nvml.codes import Absent
+from ranktop.probes.nvml.codes import NOT_SUPPORTED, Absent, code_of
 from ranktop.probes.nvml.fields import FIELDS_AT_ONCE
 from ranktop.probes.nvml.getter import Getter, Subject, Values, first, number
 from ranktop.probes.nvml.limits import (
@@ -54,7 +55,10 @@ def _fan(subject: Subject) -> Values:
 
 
 def _ecc(subject: Subject) -> Values:
-    return {"ecc_enabled": switch(int(subject.nvml.nvmlDeviceGetEccMode(subject.gpu())[0]))}
+    subject.ecc_off = False
+    enabled = switch(int(subject.nvml.nvmlDeviceGetEccMode(subject.gpu())[0]))
+    subject.ecc_off = not enabled
+    return {"ecc_enabled": enabled}
 
 
 def _remapped(subject: Subject) -> Values:
@@ -72,9 +76,19 @@ def _threshold(field: str, which: str) -> Getter:
 
 
 def _errors(field: str, kind: str, since: str) -> Getter:
-    return number(
+    plain = number(
         "nvmlDeviceGetTotalEccErrors", field, counter_64, f"NVML_MEMORY_ERROR_TYPE_{kind}", f"NVML_{since}_ECC"
     )
+
+    def ask(subject: Subject) -> Values:
+        try:
+            return plain.ask(subject)
+        except Exception as error:
+            if subject.ecc_off and code_of(error) == NOT_SUPPORTED:
+                raise Absent("ECC is off: errors are not counted") from None
+            raise
+
+    return replace(plain, ask=ask)
 
 
 _generation, _width = within(1, 16, ""), within(1, 64, "")
@@ -83,6 +97,7 @@ SLOW: Final = (
     POWER_LIMIT,
     FIELDS_AT_ONCE,
     LINKS,
+    Getter("nvmlDeviceGetEccMode", ("ecc_enabled",), _ecc),
     _errors("ecc_uncorrected", "UNCORRECTED", "VOLATILE"),
     _errors("ecc_corrected", "CORRECTED", "VOLATILE"),
     Getter(
@@ -99,7 +114,6 @@ SLOW: Final = (
     number("nvmlDeviceGetPcieThroughput", "pcie_rx", bytes_per_second, "NVML_PCIE_UTIL_RX_BYTES"),
     *SELDOM,
     Getter("nvmlDeviceGetFanSpeed", ("fan",), _fan),
-    Getter("nvmlDeviceGetEccMode", ("ecc_enabled",), _ecc),
     _errors("ecc_aggregate_uncorrected", "UNCORRECTED", "AGGREGATE"),
     _errors("ecc_aggregate_corrected", "CORRECTED", "AGGREGATE"),
     _threshold("temperature_slowdown", "SLOWDOWN"),
