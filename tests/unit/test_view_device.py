@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import msgspec
 import pytest
 from device_view import LIVE, NOT_PERMITTED, changed, gauges_of, screen, side, snapshot, text
 from fake_gpu_jobs import mig_job, stray_job
@@ -41,6 +42,14 @@ def test_every_name_of_a_device_is_on_one_line_of_120_cells() -> None:
     assert 1 < len(narrow) <= 3
     assert uuid in " ".join(narrow)
     assert "(driver: 4112345)" in " ".join(narrow)
+
+
+def test_the_ids_by_which_other_namespaces_know_a_process_are_told() -> None:
+    view = snapshot(fsdp_job()).ranks[0]
+    assert view.card is not None
+    card = msgspec.structs.replace(view.card, pids=(7001, view.card.pid))
+    line = text(identity_lines(replace(view, card=card), UNICODE, 200)[0])
+    assert "pid 48109 (other namespaces: 7001)" in line
 
 
 def test_a_mig_instance_is_told_by_profile_index_and_instances() -> None:

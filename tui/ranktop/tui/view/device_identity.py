@@ -76,8 +76,11 @@ def _mig(device: DeviceIdentity, shortened: int) -> str:
 
 
 def _pids(view: RankView) -> str:
-    """Return the process id, and the one by which the driver knows it where that is another."""
+    """Return the process id, the one by which the driver knows it, and those that other PID namespaces know it by."""
     assert view.card is not None
     pid = view.card.pid
     listed = view.sample.device.process_pid if view.sample is not None else None
-    return f"pid {pid}" if listed in (None, pid) else f"pid {pid} (driver: {listed})"
+    told = [] if listed in (None, pid) else [f"driver: {listed}"]
+    others = [str(other) for other in view.card.pids if other not in (pid, listed)]
+    told += [f"other namespaces: {', '.join(others)}"] if others else []
+    return f"pid {pid} ({'; '.join(told)})" if told else f"pid {pid}"
