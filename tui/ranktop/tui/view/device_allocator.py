@@ -40,7 +40,7 @@ def allocator_lines(reading: AllocatorReading | None, unit: Unit, options: Optio
     for name, number in (("segments", reading.segments), ("retries", reading.retries), ("out of memory", reading.ooms)):
         if number is not None:
             loud = number and name != "segments"
-            lines.append(_amount(name, f"{count(number)}  ", "bad bold" if loud else "number", width))
+            lines.append(_amount(name, count(number), "bad bold" if loud else "number", width))
     for device, held in sorted(reading.elsewhere.items()):
         lines.append(_amount(f"on cuda:{device}", size(held, unit, 2, dash), "warn", width))
     missing: dict[str, list[str]] = {}
