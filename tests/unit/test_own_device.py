@@ -152,3 +152,24 @@ def test_mallocs_numbers_beside_a_gpu_are_said_to_be(probe: Probe, tmp_path: Pat
     assert device.notes(NATIVE) == ()
     probe.kind = "host"
     assert device.notes(MALLOC) == ()
+
+
+def test_a_device_that_cannot_be_opened_costs_its_own_values_and_is_tried_again(
+    probe: Probe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opening = vars(own_device)["open_device"]
+
+    def no_thread(*_: object, **__: object) -> Probe:
+        raise RuntimeError("can't start new thread")
+
+    device = OwnDevice(0, 1.0, tmp_path)
+    monkeypatch.setattr(own_device, "open_device", no_thread)
+    device.choose(CUDA)
+    reading = device.read(NATIVE)
+    assert reading.state == "unavailable"
+    assert "can't start new thread" in reading.reasons["device"]
+    assert device.news(NATIVE) is None
+    monkeypatch.setattr(own_device, "open_device", opening)
+    device.choose(CUDA)
+    assert device.read(NATIVE).state == "ok"
+    assert len(probe.opened) == 1

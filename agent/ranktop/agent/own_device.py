@@ -60,6 +60,8 @@ class OwnDevice:
         self._rank, self._interval, self._share = rank, interval, share
         self._probe: DeviceProbe | None = None
         self._opened: torch.device | None = None
+        self._missing = NO_DEVICE
+        """What is said while there is no probe."""
         self._pids = own_pids()
         self._held = 0
         """Samples since the allocator first held something."""
@@ -78,8 +80,15 @@ class OwnDevice:
             device = torch.device("cpu")
         if device is not None and device != self._opened:
             self.close()
-            self._probe = open_device(device, interval=self._interval, share=self._share)
-            self._opened = device
+            self._probe = self._opened = None
+            try:
+                self._probe = open_device(device, interval=self._interval, share=self._share)
+            except Exception as error:  # e.g. no further thread can be started: the rank's other numbers stay
+                why = f"the device can't be read from this process: {type(error).__name__}: {error}"
+                reasons = dict.fromkeys(NO_DEVICE.reasons, why)
+                self._missing = DeviceReading(state="unavailable", reasons=reasons)
+            else:
+                self._opened = device
 
     def identity(self) -> DeviceIdentity:
         """Return which device it is, as far as that is known."""
@@ -91,7 +100,7 @@ class OwnDevice:
 
     def read(self, allocator: AllocatorReading) -> DeviceReading:
         """Return the newest values, with this process's bytes also where only its allocator tells which it is."""
-        reading = self._probe.read() if self._probe is not None else NO_DEVICE
+        reading = self._probe.read() if self._probe is not None else self._missing
         self._held = self._held + 1 if allocator.reserved else 0
         return own(reading, allocator, self._pids) if self._held >= SETTLED else reading
 
