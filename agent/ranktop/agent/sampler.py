@@ -147,13 +147,13 @@ class Sampler(threading.Thread):
 
     def _speak(self, publisher: Publisher) -> None:
         allocator = self._allocator()
-        card = self._card_if_changed(allocator)
-        if card is not None:
-            publisher.send(card)
-        publisher.send(self._sample(allocator, publisher.dropped))
+        sample = self._sample(allocator, publisher.dropped)
         news = self._device.news(allocator)
-        if news is not None:
-            publisher.send(news)
+        # Last made and first sent: no value is heard before the identity of the device that it is of.
+        card = self._card_if_changed(allocator)
+        for message in (card, sample, news):
+            if message is not None:
+                publisher.send(message)
 
     def _allocator(self) -> AllocatorReading:
         watch = self.watch
