@@ -106,6 +106,18 @@ def test_slow_devices_are_waited_for(nvml_stub: NvmlStub) -> None:
     assert {check["status"] for check in devices(over(nvml_stub)).values()} == {"pass"}
 
 
+def test_a_device_that_answers_slowly_is_not_said_to_hang(nvml_stub: NvmlStub) -> None:
+    nvml_stub.devices(device(0), device(1))
+    nvml_stub.update({"d1.*.sleep": 0.4})
+    report = over(nvml_stub)
+    found = devices(report)
+    assert (found[0]["status"], found[1]["status"], found[1]["state"]) == ("pass", "warn", "slow")
+    assert found[1]["uuid"] == device_uuid(1)
+    assert 3 < found[1]["answered"] < 9
+    assert "reset" not in found[1]["advice"]
+    assert report.code == 0
+
+
 def test_mig_instances_are_listed_with_their_gaps(nvml_stub: NvmlStub) -> None:
     nvml_stub.devices(
         device(0, mig_mode=1, mig_max=7),

@@ -53,6 +53,8 @@ _WANTED: Final = frozenset(
 )
 """Fields of DeviceDetail that tell of a device's health."""
 _MOST_INSTANCES: Final = 8
+_HANGING: Final = 0.5
+"""Part of a device's time for which its last call must have been under way to say that the driver does not answer."""
 
 
 class Asking:
@@ -100,7 +102,8 @@ def report(init_seconds: float = INIT_SECONDS, device_seconds: float = DEVICE_SE
     """Return all that NVML tells within the deadlines. Sizes are bytes, unknown is None with an entry in ``errors``.
 
     ``init.state`` is ``ok``, ``failed``, ``no answer`` or ``no library``; a device's ``state`` is ``ok``, ``lost``,
-    ``reset required``, ``unavailable`` or ``no answer`` (``calling`` and ``seconds`` say of what).
+    ``reset required``, ``unavailable``, ``no answer`` (``calling`` and ``seconds`` say of what and for how long) or
+    ``slow`` (it was answering when the time was over: ``answered`` calls in ``seconds``).
     """
     started = time.monotonic()
     start = Asking(_start)
@@ -209,15 +212,17 @@ def _cuda_version(number: int) -> str:
 def _devices(count: int, seconds: float) -> list[dict[str, Any]]:
     until = time.monotonic() + seconds
     asked = [Asking(partial(_device, index)) for index in range(count)]
-    return [_described(index, asking, asking.wait(until)) for index, asking in enumerate(asked)]
+    return [_described(index, asking, asking.wait(until), seconds) for index, asking in enumerate(asked)]
 
 
-def _described(index: int, asking: Asking, hangs: dict[str, Any] | None) -> dict[str, Any]:
+def _described(index: int, asking: Asking, hangs: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
     errors = dict(asking.errors)
     gone = [error for error in errors.values() if error["code"] in GONE]
     first: dict[str, Any] = gone[0] if gone else next(iter(errors.values()), {"code": None, "words": ""})
     why: dict[str, Any] = dict(first)
-    if hangs is not None:
+    if hangs is not None and hangs["seconds"] < _HANGING * seconds:
+        state, why = "slow", {**hangs, "seconds": seconds, "answered": asking.nvml.count - 1}
+    elif hangs is not None:
         state, why = "no answer", hangs
     elif gone:
         state = GONE[first["code"]]

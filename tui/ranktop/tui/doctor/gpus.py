@@ -14,8 +14,10 @@ _CURES: Final = {
     "lost": "see `dmesg` for Xid 79; reset the GPU or reboot the machine",
     "reset required": "sudo nvidia-smi --gpu-reset -i {index}, or reboot",
     "no answer": "see `dmesg` for Xid lines; reset the GPU (nvidia-smi --gpu-reset -i {index}) or reboot",
+    "slow": "see whether another program keeps the driver busy, and `dmesg` for Xid lines about {bus}",
     "unavailable": "see `dmesg` for Xid and NVRM lines about {bus}",
 }
+_NOT_GIVEN: Final = "inside a container only the devices given to it may be asked"
 _DRAIN: Final = "drain P2P"
 """The only recovery action under which a device may go on being used."""
 
@@ -50,8 +52,9 @@ def device_result(device: dict[str, Any]) -> Result:
         why = _why(device)
         cure = _CURES[device["state"]].format(index=device["index"], bus=device.get("pci_bus_id") or "it")
         if device.get("code") == 4:
-            cure = "inside a container only the devices given to it may be asked"
-        return failed(f"{why}; {found}" if found else why, cure, **facts)
+            cure = _NOT_GIVEN
+        make = warned if device["state"] == "slow" else failed
+        return make(f"{why}; {found}" if found else why, cure, **facts)
     problems = _problems(device)
     bad = [problem for problem in problems if problem[0]]
     if problems:
@@ -65,6 +68,8 @@ def _why(device: dict[str, Any]) -> str:
     if device["state"] == "no answer":
         called = f" ({device['calling']})" if device.get("calling") else ""
         return f"no answer from the driver for {device['seconds']:.0f} s{called}"
+    if device["state"] == "slow":
+        return f"slow: {plural(device['answered'], 'question')} answered in {device['seconds']:.0f} s"
     return str(device.get("words") or device["state"]).partition("; ")[0]
 
 
@@ -72,19 +77,12 @@ def _identity(device: dict[str, Any]) -> str:
     parts = [str(device[key]) for key in ("name", "pci_bus_id") if device.get(key)]
     if device.get("total"):
         parts.append(size(device["total"]) + (" shared with the host" if device.get("unified") else ""))
-    elif "memory" in device.get("errors", {}):
-        parts.append(_memory_error(device))
     instances = device.get("mig")
     if instances:
         parts.append(f"MIG: {plural(len(instances), 'instance')}")
     if device.get("uuid"):
         parts.append(str(device["uuid"]))
     return ", ".join(parts)
-
-
-def _memory_error(device: dict[str, Any]) -> str:
-    words = str(device["errors"]["memory"]["words"]).partition(" (NVML")[0]
-    return f"memory: {words}"
 
 
 def _problems(device: dict[str, Any]) -> list[tuple[bool, str, str]]:
@@ -104,6 +102,10 @@ def _problems(device: dict[str, Any]) -> list[tuple[bool, str, str]]:
         )
     if device.get("compute_mode") == "prohibited":
         found.append((True, "compute mode is prohibited", "sudo nvidia-smi -c 0 -i {index}"))
+    memory = device.get("errors", {}).get("memory")
+    if memory and not device.get("mig"):  # A container that has an instance need not be given the whole GPU.
+        meaning, _, cure = str(memory["words"]).partition("; ")
+        found.append((False, f"memory: {meaning}", _NOT_GIVEN if memory["code"] == 4 else cure or "see `dmesg`"))
     if not device.get("uuid"):
         why = str(device.get("errors", {}).get("uuid", {}).get("words", "not told")).partition("; ")[0]
         found.append(
