@@ -65,6 +65,23 @@ def test_a_device_that_falls_off_amid_a_round_is_lost_in_that_round(nvml_stub: N
     assert client.until(probe, lambda r: not is_ok(r))["state"] == "lost"
 
 
+def test_a_driver_that_hangs_after_another_trouble_gives_no_reason_of_that(
+    nvml_stub: NvmlStub, nvml_client: Start
+) -> None:
+    nvml_stub.devices(device(0))
+    client = nvml_client(nvml_stub)
+    probe = client.open(device_uuid(0), **{**PROMPT, "settle": 0.02}, deadline=0.1)
+    client.until(probe, is_ok)
+    nvml_stub.update({"d0.*.ret": 16})
+    client.until(probe, lambda r: bool(r["state"] == "reset required"))
+    assert "needs a reset" in client.detail(probe)["reasons"]["energy"]
+    nvml_stub.update({"d0.*.ret": None, "d0.nvmlDeviceGetTemperature.sleep": "forever"})
+    client.until(probe, lambda r: bool(r["state"] == "no answer"))
+    told = client.detail(probe)
+    assert told["energy"] is None
+    assert set(told["reasons"].values()) == {"the driver does not answer"}
+
+
 def test_what_could_not_be_read_of_the_identity_is_asked_again(nvml_stub: NvmlStub, nvml_client: Start) -> None:
     nvml_stub.devices(device(0, pci="00000000:81:00.0"))
     refused = {"d0.nvmlDeviceGetPciInfo_v3": 27, "nvmlSystemGetDriverVersion": 10, "d0.nvmlDeviceGetName": 4}

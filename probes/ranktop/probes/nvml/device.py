@@ -88,13 +88,13 @@ class NvmlDevice:
         reading = self._reader.reading(now, hung)
         if hung and self._sharing is not None and not self._sharing.told_since(self._gap):
             # The thread that tells the others is in the call that hangs.
-            self._tell(self._sharing, now, reading)
+            self._tell(self._sharing, now, reading, hung)
         return reading
 
     def detail(self) -> DeviceDetail | None:
         """Return what is asked in turn; None before the first of it."""
         now, followed = self._clock(), self._followed
-        return self._reader.detail(now) if followed is None else followed.detail(now)
+        return self._reader.detail(now, self._hung(now)) if followed is None else followed.detail(now)
 
     def close(self) -> None:
         """Stop asking, without waiting.
@@ -157,7 +157,7 @@ class NvmlDevice:
             self._start_sharing(self._reader.identity.uuid or "")
         if sharing is not None:
             now = self._clock()
-            self._tell(sharing, now, self._reader.reading(now, ""))
+            self._tell(sharing, now, self._reader.reading(now, ""), "")
 
     def _found(self) -> Target | None:
         """Return the device to read, or None while that is not known."""
@@ -201,7 +201,7 @@ class NvmlDevice:
             self._reader.heard(self._followed.identity(self._reader.identity), told.stamp - told.reading.age)
         return told is not None or not sharing.silent()
 
-    def _tell(self, sharing: Sharing, now: float, reading: DeviceReading) -> None:
+    def _tell(self, sharing: Sharing, now: float, reading: DeviceReading, hung: str) -> None:
         if not sharing.wanted():
             return
         reader = self._reader
@@ -211,7 +211,7 @@ class NvmlDevice:
             stamp=now,
             identity=reader.identity,
             reading=reading,
-            detail=reader.detail(now),
+            detail=reader.detail(now, hung),
             entries=reader.entries,
         )
         sharing.tell(told)

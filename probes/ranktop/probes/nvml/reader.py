@@ -36,6 +36,8 @@ _LAST_RETRY: Final = 30.0
 """Seconds; what the pause before reaching for a device that can't be reached doubles up to."""
 _FELL_OFF: Final = 3
 """Getters in a row, at the end of a round, that say that the device is gone though others had answered before."""
+_HUNG: Final = "the driver does not answer"
+"""Without the time and the call, which the reading has: a detail is news whenever it says something else."""
 _NO_LIMIT: Final = 1 << 60
 _OF_PARENT: Final = tuple(dict.fromkeys(name for getter in (*FAST, *SLOW) if getter.of_whole for name in getter.fields))
 
@@ -101,12 +103,12 @@ class Reader:
             state, why = ("no answer", hung) if hung else (self.state, self.why)
             return self._answers.reading(now, self._answered, state, why)
 
-    def detail(self, now: float) -> DeviceDetail | None:
-        """Return what is asked in turn."""
+    def detail(self, now: float, hung: str) -> DeviceDetail | None:
+        """Return what is asked in turn; ``hung`` as for ``reading``."""
         with self._lock:
             subject = self._subject
             of_parent = _OF_PARENT if subject is not None and subject.mig else ()
-            return self._answers.detail(now, self.why, of_parent)
+            return self._answers.detail(now, _HUNG if hung else self.why, of_parent)
 
     def fail(self, state: str, why: str, *, soon: bool = False) -> None:
         """Say why there are no values; the device is reached for again later, ``soon`` without growing pauses."""
