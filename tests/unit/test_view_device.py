@@ -76,6 +76,21 @@ def test_a_uuid_that_has_no_room_is_shortened_and_told_below() -> None:
     assert any(uuid in line for line in shown[1:])
 
 
+@pytest.mark.parametrize(
+    ("note", "title"),
+    [
+        ("RANKTOP_DEVICE=nvml:local_rank", "chosen by"),
+        ("RANKTOP_DEVICE=gpu0 is not understood", "note"),
+        ("memory limited by a cgroup: 8.0 GiB of the machine's 64.0 GiB", "note"),
+    ],
+)
+def test_a_note_on_a_device_is_called_a_choice_only_where_it_is_one(note: str, title: str) -> None:
+    job = host_job()
+    plain = job.device
+    job.device = lambda rank: replace(plain(rank), note=note)
+    assert re.search(rf"{title} +{re.escape(note)}", screen(snapshot(job), (160, 40)))
+
+
 def test_a_sound_gpu_fits_beside_the_memory_table() -> None:
     rows = side(snapshot(fsdp_job()), 28)
     assert [row.split()[0] for row in rows] == [

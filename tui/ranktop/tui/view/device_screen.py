@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
@@ -49,6 +50,8 @@ HELP: Final = (
 )
 """Text of the help, above the keys."""
 
+_SETTING: Final = re.compile(r"RANKTOP_DEVICE=\S+")
+"""A note that is only the setting by which a device was chosen."""
 TITLE: Final = 10
 WIDE: Final = 76
 """Cells from which on memory and readings stand side by side."""
@@ -167,7 +170,10 @@ def _names(gauges: Gauges, options: Options, width: int) -> list[Group]:
         if mig.parent_uuid:
             pieces.append(Piece(f"of {plain(mig.parent_uuid)}", "dim"))
     found = [Group("UUID" if mig is None else "MIG", tuple(pieces))] if pieces else []
-    return [*found, Group("chosen by", (Piece(plain(device.note)),))] if device.note else found
+    if not device.note:
+        return found
+    title = "chosen by" if _SETTING.fullmatch(device.note) else "note"
+    return [*found, Group(title, (Piece(plain(device.note)),))]
 
 
 def group_lines(found: Iterable[Group], width: int, *, faded: bool = False) -> list[Line]:
