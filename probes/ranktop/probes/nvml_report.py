@@ -8,7 +8,6 @@ one for each device, so that a device that does not answer costs its own line on
 from __future__ import annotations
 
 import ctypes
-import importlib
 import json
 import os
 import re
@@ -21,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from ranktop.probes.nvml.codes import GONE, NOT_FOUND, Absent, code_of, explain
-from ranktop.probes.nvml.describe import pci_bus_id
+from ranktop.probes.nvml.describe import cuda_version, most_instances, pci_bus_id
 from ranktop.probes.nvml.getter import Subject
-from ranktop.probes.nvml.library import Library
+from ranktop.probes.nvml.library import Library, own_pynvml
 from ranktop.probes.nvml.memory import ask_memory
 from ranktop.probes.nvml.slow import SLOW
 
@@ -52,7 +51,6 @@ _WANTED: Final = frozenset(
     }
 )
 """Fields of DeviceDetail that tell of a device's health."""
-_MOST_INSTANCES: Final = 8
 _HANGING: Final = 0.5
 """Part of a device's time for which its last call must have been under way to say that the driver does not answer."""
 
@@ -170,7 +168,7 @@ def _start(asking: Asking) -> None:
         return
     asking.ask("driver", lambda: nvml.text("nvmlSystemGetDriverVersion"))
     asking.ask("nvml", lambda: nvml.text("nvmlSystemGetNVMLVersion"))
-    asking.ask("cuda_driver", lambda: _cuda_version(int(nvml.nvmlSystemGetCudaDriverVersion_v2())))
+    asking.ask("cuda_driver", lambda: cuda_version(int(nvml.nvmlSystemGetCudaDriverVersion_v2())))
     asking.ask("count", lambda: int(nvml.nvmlDeviceGetCount()))
 
 
@@ -180,7 +178,7 @@ def _load(facts: dict[str, Any]) -> None:
         ctypes.CDLL(LIBRARY)
         path = _mapped() or LIBRARY
         facts.update(path=path, real_path=os.path.realpath(path))
-        importlib.import_module("pynvml")
+        own_pynvml()
     except OSError as error:
         # "<path>: file too short", or the bare name: "cannot open shared object file"
         path, _, problem = str(error).partition(": ")
@@ -203,10 +201,6 @@ def _mapped() -> str | None:
         return None
     paths = (line.split(maxsplit=5)[5] for line in lines if "libnvidia-ml.so" in line)
     return next(paths, None)
-
-
-def _cuda_version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _devices(count: int, seconds: float) -> list[dict[str, Any]]:
@@ -250,7 +244,7 @@ def _device(index: int, asking: Asking) -> None:
     mode = asking.ask("mig_mode", lambda: bool(nvml.nvmlDeviceGetMigMode(handle)[0]))
     if mode:
         facts["mig"] = [
-            found for place in range(_instances(nvml, handle)) if (found := _instance(asking, handle, place))
+            found for place in range(most_instances(nvml, handle)) if (found := _instance(asking, handle, place))
         ]
 
 
@@ -266,13 +260,6 @@ def _ask_values(asking: Asking, name: str, call: Callable[[], dict[str, Any]]) -
             asking.fail(fact, value)
         elif name == "memory" or fact in _WANTED:
             asking.facts[fact] = value
-
-
-def _instances(nvml: Library, handle: Any) -> int:
-    try:
-        return int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or _MOST_INSTANCES
-    except Exception:
-        return _MOST_INSTANCES
 
 
 def _instance(asking: Asking, parent: Any, index: int) -> dict[str, Any] | None:

@@ -154,10 +154,9 @@ def _seen(nvml: Library, index: int) -> Seen:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     mig, ids = [], []
     enabled = _mig_enabled(nvml, handle)
-    for place in range(int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) if enabled else 0):
+    for instance, uuid in _instances(nvml, handle) if enabled else ():
+        mig.append(uuid)
         with contextlib.suppress(Exception):
-            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-            mig.append(nvml.text("nvmlDeviceGetUUID", instance))
             ids.append((int(nvml.nvmlDeviceGetGpuInstanceId(instance)), nvml.nvmlDeviceGetComputeInstanceId(instance)))
     return Seen(
         nvml_index=index,
@@ -189,7 +188,12 @@ def _all(nvml: Library) -> Iterator[tuple[Any, str]]:
         with contextlib.suppress(Exception):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             yield handle, nvml.text("nvmlDeviceGetUUID", handle)
-            for place in range(int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))):
-                with contextlib.suppress(Exception):
-                    instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-                    yield instance, nvml.text("nvmlDeviceGetUUID", instance)
+            yield from _instances(nvml, handle)
+
+
+def _instances(nvml: Library, gpu: Any) -> Iterator[tuple[Any, str]]:
+    """Yield (handle, UUID) of every MIG instance of a GPU; indexes have gaps."""
+    for place in range(int(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu))):
+        with contextlib.suppress(Exception):
+            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, place)
+            yield instance, nvml.text("nvmlDeviceGetUUID", instance)

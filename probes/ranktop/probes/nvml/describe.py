@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from ranktop.probes.nvml.codes import NO_PERMISSION, PARENT_REFUSED, Absent, code_of, explain
 from ranktop.probes.nvml.getter import Subject, first
+from ranktop.probes.nvml.library import Library
 from ranktop.probes.reading import DeviceIdentity, MigInstance
 
 _MOST_INSTANCES: Final = 8
@@ -100,16 +101,19 @@ def _driver(subject: Subject, identity: DeviceIdentity) -> DeviceIdentity:
 
 def _cuda(subject: Subject, identity: DeviceIdentity) -> DeviceIdentity:
     nvml = subject.nvml
-    ways = (nvml_call(nvml, "nvmlSystemGetCudaDriverVersion_v2"), nvml_call(nvml, "nvmlSystemGetCudaDriverVersion"))
-    version = int(first(subject, "cuda", ways)[1])
-    if version < 1000:
-        raise Absent(f"the driver says {version}")
-    return replace(identity, cuda_driver=f"{version // 1000}.{version % 1000 // 10}")
+    ways = (lambda: nvml.nvmlSystemGetCudaDriverVersion_v2(), lambda: nvml.nvmlSystemGetCudaDriverVersion())
+    return replace(identity, cuda_driver=cuda_version(int(first(subject, "cuda", ways)[1])))
 
 
-def nvml_call(nvml: Any, name: str) -> Callable[[], Any]:
-    """Return a call of a function without arguments, looked up only when it is made."""
-    return lambda: getattr(nvml, name)()
+def cuda_version(number: int) -> str:
+    """Return NVML's number of a CUDA version as people write it; raises Absent where it is none.
+
+    >>> cuda_version(12080)
+    '12.8'
+    """
+    if number < 1000:
+        raise Absent(f"the driver says {number}")
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _mig_known(identity: DeviceIdentity) -> bool:
@@ -163,10 +167,7 @@ def _place(subject: Subject, mig: MigInstance) -> MigInstance:
     if mig.index is not None:
         return mig
     nvml, parent = subject.nvml, subject.gpu()
-    try:
-        most = int(nvml.nvmlDeviceGetMaxMigDeviceCount(parent)) or _MOST_INSTANCES
-    except Exception:
-        most = _MOST_INSTANCES
+    most = most_instances(nvml, parent)
     while subject.mig_cursor < most and subject.left >= 2:
         index = subject.mig_cursor
         subject.mig_cursor += 1
@@ -177,6 +178,14 @@ def _place(subject: Subject, mig: MigInstance) -> MigInstance:
     if subject.mig_cursor >= most:
         subject.mig_cursor = 0
     return mig
+
+
+def most_instances(nvml: Library, gpu: Any) -> int:
+    """Return how many indexes of MIG instances a GPU may have; those that it has may have gaps."""
+    try:
+        return int(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)) or _MOST_INSTANCES
+    except Exception:
+        return _MOST_INSTANCES
 
 
 def _profile(subject: Subject) -> str:

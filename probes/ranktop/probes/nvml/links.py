@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -99,13 +98,15 @@ def _one_by_one(subject: Subject, count: int) -> Values:
 
 def _note(subject: Subject, link: int, item: int, value: int | None) -> None:
     known = subject.links.get(link) or NvLink(link=link)
-    changes: tuple[Callable[[], NvLink], ...] = (
-        lambda: replace(known, up=value == 1),
-        lambda: replace(known, replay=value),
-        lambda: replace(known, recovery=value),
-        lambda: replace(known, crc=value),
-    )
-    subject.links[link] = changes[item]()
+    if not item:
+        known = replace(known, up=value == 1)
+    elif item == 1:
+        known = replace(known, replay=value)
+    elif item == 2:
+        known = replace(known, recovery=value)
+    else:
+        known = replace(known, crc=value)
+    subject.links[link] = known
 
 
 def _missing(subject: Subject, link: int, item: int, error: Exception) -> bool:
