@@ -18,10 +18,10 @@ from ranktop.tui.view.device import device_block
 from ranktop.tui.view.device_groups import groups, link_strip, odd_links
 from ranktop.tui.view.device_identity import identity_lines
 from ranktop.tui.view.device_screen import Look, device_lines
-from ranktop.tui.view.device_words import device_sentences, parts_of_other, ranges, unknown_sentences
+from ranktop.tui.view.device_words import device_sentences, parts_of_other, unknown_sentences
 from ranktop.tui.view.gauges import harmful, in_a_word
 from ranktop.tui.view.options import Options
-from ranktop.tui.view.text import ASCII, UNICODE
+from ranktop.tui.view.text import ASCII, UNICODE, ranges
 
 
 def test_every_name_of_a_device_is_on_one_line_of_120_cells() -> None:

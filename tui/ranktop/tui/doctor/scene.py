@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ranktop.tui.view import text
+
 
 @dataclass(frozen=True, slots=True)
 class Scene:
@@ -70,13 +72,7 @@ def ranges(numbers: list[int]) -> str:
     >>> ranges([0, 1, 2, 5, 7, 8])
     '0-2, 5, 7-8'
     """
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1][1:] = [number]
-        else:
-            parts.append([number])
-    return ", ".join("-".join(str(end) for end in part) for part in parts)
+    return text.ranges(numbers, 2)
 
 
 def plural(count: int, noun: str) -> str:

@@ -12,7 +12,7 @@ from ranktop.budget.fit import Speeds
 from ranktop.budget.run import Run
 from ranktop.tui.keys import EXPLAIN_KEYS, Key
 from ranktop.tui.screens.live import LiveScreen, bindings
-from ranktop.tui.view.hints import hint_line, place
+from ranktop.tui.view.hints import hint_line, place, window
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.text import Line, in_ascii, pad
 from ranktop.tui.widgets.lines import Lines
@@ -42,8 +42,7 @@ class ExplainScreen(LiveScreen):
         width, height = max(1, self.size.width), max(1, self.size.height)
         lines = self._lines(width)
         room = max(1, height - 1)
-        self._top = max(0, min(self._top, len(lines) - room))
-        shown = lines[self._top : self._top + room]
+        self._top, shown = window(lines, self._top, room)
         shown += [pad((), width)] * (room - len(shown))
         return {"text": [*shown, self._footer(len(lines), room, width)][:height]}
 

@@ -104,8 +104,18 @@ def occupants(view: RankView, owned: Owners) -> tuple[Occupant, ...]:
                 told[process.pid] = Occupant(process.pid, process.bytes, rank, kind)
             elif before.kind == kind:
                 # A line for each of its contexts, or for each MIG instance of a whole GPU's list.
-                told[process.pid] = replace(before, bytes=_both(before.bytes, process.bytes))
+                told[process.pid] = replace(before, bytes=together((before.bytes, process.bytes)))
     return tuple(sorted(told.values(), key=lambda one: (-(one.bytes or 0), one.pid)))
+
+
+def together(sizes: Iterable[int | None]) -> int | None:
+    """Return the sum, None where one of the sizes is unknown."""
+    known = 0
+    for size in sizes:
+        if size is None:
+            return None
+        known += size
+    return known
 
 
 def strays(view: RankView, snapshot: Snapshot) -> Stray | None:
@@ -116,18 +126,15 @@ def strays(view: RankView, snapshot: Snapshot) -> Stray | None:
     here = _device_of(view)
     if here is None or not _lists_its_own(view):
         return None
-    sizes: dict[int, int | None] = {}
+    found: list[Occupant] = []
     for occupant in occupants(view, snapshot.owners):
         other = snapshot.rank(occupant.rank)
-        if other is None or other.rank == view.rank or _device_of(other) in (None, here):
-            continue
-        sizes[other.rank] = _both(sizes.get(other.rank, 0), occupant.bytes)
-    if not sizes:
+        if other is not None and other.rank != view.rank and _device_of(other) not in (None, here):
+            found.append(occupant)
+    if not found:
         return None
-    together: int | None = 0
-    for size in sizes.values():
-        together = _both(together, size)
-    return Stray(tuple(sorted(sizes)), together)
+    ranks = {one.rank for one in found if one.rank is not None}
+    return Stray(tuple(sorted(ranks)), together(one.bytes for one in found))
 
 
 def abroad(view: RankView, snapshot: Snapshot) -> tuple[tuple[int, int | None], ...]:
@@ -146,10 +153,7 @@ def abroad(view: RankView, snapshot: Snapshot) -> tuple[tuple[int, int | None], 
             continue
         sizes = [one.bytes for one in occupants(other, snapshot.owners) if one.rank == view.rank]
         if sizes:
-            together: int | None = 0
-            for size in sizes:
-                together = _both(together, size)
-            found[there] = (number, together)
+            found[there] = (number, together(sizes))
     return tuple(sorted(found.values(), key=lambda pair: pair[0]))
 
 
@@ -160,7 +164,3 @@ def _device_of(view: RankView) -> str | None:
 def _lists_its_own(view: RankView) -> bool:
     """Tell whether the process list is the device's own: a MIG instance may give the whole GPU's."""
     return view.detail is None or "processes" not in view.detail.of_parent
-
-
-def _both(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other

@@ -48,7 +48,7 @@ def _state(gauges: Gauges, width: int, glyphs: Glyphs) -> list[Line]:
             return []
         why = gauges.reason("device") or "not asked yet"
         return [pad([(part, "dim")], width) for part in wrap(why, max(8, width))[:2]]
-    text, style = device_state(gauges.view, glyphs)
+    text, style = device_state(gauges, glyphs)
     return [pad([(text, f"{style} bold")], width)]
 
 

@@ -7,7 +7,7 @@ from textwrap import wrap
 from typing import Final
 
 from ranktop.budget.terms import CATEGORIES, Memory
-from ranktop.tui.session.processes import Occupant, Stray, occupants, strays
+from ranktop.tui.session.processes import Occupant, Stray, occupants, strays, together
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import LETTERS
@@ -65,8 +65,8 @@ def division(gauges: Gauges, snapshot: Snapshot) -> Division:
         found = tuple(one for one in found if one.rank == view.rank)  # the others may be on other MIG instances
     own = [one for one in found if one.rank == view.rank]
     mine = reading.process_used
-    if mine is None and own and all(one.bytes is not None for one in own):
-        mine = sum(one.bytes or 0 for one in own)
+    if mine is None and own:
+        mine = _sum(own)
     holders = [Holder("this rank", mine, "own", "text bold")]
     holders += _others(view, found, strays(view, snapshot))
     if gauges.identity.kind == "cuda" and reading.reserved is not None:
@@ -106,8 +106,7 @@ def _others(view: RankView, found: tuple[Occupant, ...], stray: Stray | None) ->
 
 
 def _sum(found: list[Occupant]) -> int | None:
-    sizes = [one.bytes for one in found if one.bytes is not None]
-    return sum(sizes) if len(sizes) == len(found) else None
+    return together(one.bytes for one in found)
 
 
 def _rest(gauges: Gauges, holders: list[Holder]) -> tuple[str, str]:

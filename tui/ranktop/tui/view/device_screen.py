@@ -19,7 +19,7 @@ from ranktop.tui.view.device_memory import memory_bar, memory_lines, own_unit
 from ranktop.tui.view.device_words import device_sentences, grouped
 from ranktop.tui.view.gauges import Gauges, in_a_word
 from ranktop.tui.view.header import link_words
-from ranktop.tui.view.hints import hint_line, place
+from ranktop.tui.view.hints import hint_line, place, window
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.processes import process_lines
 from ranktop.tui.view.status import device_state, end_sentence, rank_state
@@ -81,8 +81,7 @@ def device_lines(
     if height <= len(head) + 2:
         head = head[:1] if height > 1 else []
     room = max(1, height - len(head) - (1 if height > 1 else 0))
-    look.top = max(0, min(look.top, len(body) - room))
-    shown = body[look.top : look.top + room]
+    look.top, shown = window(body, look.top, room)
     shown += [pad((), width)] * (room - len(shown))
     foot = hint_line(HINTS, notice, place(look.top, room, len(body), options.glyphs), options.glyphs, width)
     lines = [*head, *shown, foot][:height]
@@ -97,7 +96,7 @@ def _status(view: RankView, snapshot: Snapshot, link: Link, options: Options, wi
     text, style = rank_state(view, None, unit_for(None), options.glyphs, strays(view, snapshot))
     gauges = Gauges.of(view)
     if gauges is not None and gauges.trouble and view.state not in GONE:
-        text, style = device_state(view, options.glyphs)
+        text, style = device_state(gauges, options.glyphs)
     text = "device ok" if text.strip() == "ok" else text.strip()
     left: list[Span] = [(f" {text}", f"panel {style} bold")]
     if gauges is not None and view.sample is not None and view.sample.step:

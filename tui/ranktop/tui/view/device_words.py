@@ -10,7 +10,7 @@ from ranktop.tui.session.processes import Occupant, Stray, abroad, occupants, st
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.gauges import Gauges
-from ranktop.tui.view.text import Glyphs, Unit, count, duration, human, plain, size
+from ranktop.tui.view.text import Glyphs, Unit, count, duration, human, plain, ranges, size
 
 CAUSE: Final = "set_device missing, or torch.load without map_location"
 """How the contexts of other ranks usually come to be on a device."""
@@ -31,20 +31,6 @@ _CURES: Final = (
 """By a word of the throttle reason. ``hardware slowdown`` is heat, a power brake or too high a draw."""
 Told = tuple[str, str]
 """A sentence and its style."""
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Write numbers with runs of three and more as ranges, e.g. ``0-3, 5, 6``."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts: list[str] = []
-    for run in runs:
-        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
-    return ", ".join(parts)
 
 
 def ranks_words(ranks: Iterable[int]) -> str:

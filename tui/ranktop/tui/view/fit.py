@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from ranktop.tui.planning.sizes import seconds
 from ranktop.tui.view.fit_lines import plan_lines, wrapped
 from ranktop.tui.view.fit_table import Look, about, columns, heading, row
-from ranktop.tui.view.hints import hint_line, place
+from ranktop.tui.view.hints import hint_line, place, window
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.text import Line, Span, Unit, beside, human, in_ascii, pad, plain, unit_for
 
@@ -159,7 +159,6 @@ def _open(found: Fit, chosen: Chosen, options: Options, size: tuple[int, int], n
     width, height = size
     head, body = plan_lines(found.fitting[chosen.at], chosen.form, options, width)
     room = max(1, height - len(head) - 1)
-    chosen.scroll = max(0, min(chosen.scroll, len(body) - room))
-    shown = body[chosen.scroll : chosen.scroll + room]
+    chosen.scroll, shown = window(body, chosen.scroll, room)
     more = place(chosen.scroll, len(shown), len(body), options.glyphs)
     return _page([*head, *shown], hint_line(LINES_HINTS, notice, more, options.glyphs, width), options, width, height)

@@ -39,6 +39,12 @@ def place(top: int, shown: int, whole: int, glyphs: Glyphs) -> Sequence[Span]:
     return () if shown >= whole else ((f" {top + 1}{glyphs.dash}{min(whole, top + shown)} of {whole} ", "label bold"),)
 
 
+def window(lines: Sequence[Line], top: int, room: int) -> tuple[int, list[Line]]:
+    """Return the lines of a longer text that ``room`` rows show, and which is the first: ``top`` where it can be."""
+    top = max(0, min(top, len(lines) - room))
+    return top, list(lines[top : top + room])
+
+
 def category_keys(words: Iterable[tuple[str, str]], options: Options) -> Line:
     """Name categories, given as (category, word), by their colour or letter."""
     spans: list[Span] = [(" ", "")]

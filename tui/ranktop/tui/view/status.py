@@ -7,7 +7,7 @@ from typing import Final
 
 from ranktop.tui.session.peers import Outlier
 from ranktop.tui.session.processes import Stray
-from ranktop.tui.session.rank import RankView, device_trouble
+from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.device_words import health_word, stray_words
 from ranktop.tui.view.gauges import Gauges
@@ -40,25 +40,22 @@ def rank_state(
         return f"{glyphs.ended} ended", "dim"
     if state == "missing":
         return f"{glyphs.missing} not seen yet", "dim"
-    if state.startswith("device "):
-        return device_state(view, glyphs)
+    gauges = Gauges.of(view)
+    if state.startswith("device ") and gauges is not None:
+        return device_state(gauges, glyphs)
     if stray is not None:
         return f"{glyphs.alert} {stray_words(stray)}", "bad"
     if state == "starting":
         return f"{glyphs.starting} starting", "dim"
     if outlier is not None:
         return f"{glyphs.alert} {_outlier(outlier, unit, glyphs)}", "bad" if outlier.difference > 0 else "warn"
-    gauges = Gauges.of(view)
     ails = health_word(gauges) if gauges is not None else ""
     return (f"{glyphs.alert} {ails}", "warn") if ails else ("  ok", "good")
 
 
-def device_state(view: RankView, glyphs: Glyphs) -> tuple[str, str]:
-    """Return in few words in what trouble a rank's device is, and the style; it must have a sample."""
-    sample = view.sample
-    assert sample is not None
-    gauges = Gauges.of(view)
-    state, since = device_trouble(view.card, sample), short_duration(gauges.silent_for if gauges is not None else 0.0)
+def device_state(gauges: Gauges, glyphs: Glyphs) -> tuple[str, str]:
+    """Return in few words in what trouble a rank's device is, and the style."""
+    state, since = gauges.trouble, short_duration(gauges.silent_for)
     if state == "lost":
         return f"{glyphs.failed} GPU lost {since}", "bad"
     if state == "reset required":

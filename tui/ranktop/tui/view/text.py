@@ -261,3 +261,21 @@ def first_that_fits(texts: Iterable[str], width: int) -> str:
         if cell_len(text) <= width:
             return text
     return fit(text, width).rstrip() if width > 0 else ""
+
+
+def ranges(numbers: Iterable[int], shortest: int = 3) -> str:
+    """Write numbers with runs of ``shortest`` and more as ranges.
+
+    >>> ranges([0, 1, 2, 3, 5, 6]), ranges([0, 1, 2, 3, 5, 6], 2)
+    ('0-3, 5, 6', '0-3, 5-6')
+    """
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts: list[str] = []
+    for run in runs:
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) >= shortest else [str(number) for number in run]
+    return ", ".join(parts)
