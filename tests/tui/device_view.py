@@ -19,14 +19,19 @@ LIVE = Link(state="live", age=0.1)
 NOT_PERMITTED = "not permitted (NVML 4); inside a container only the device or MIG instance given to it may be asked"
 
 
-def snapshot(job: FakeJob, seconds: float = 5.0) -> Snapshot:
+def playing(job: FakeJob, seconds: float = 5.0) -> tuple[Session, FakeSource, FakeClock]:
+    """Return a session that has followed a job for so long, with its source and its clock."""
     clock = FakeClock()
     source = FakeSource(job, clock)
     session = Session(clock)
     session.feed(source.drain())
     clock.advance(seconds)
     session.feed(source.drain())
-    return session.snapshot()
+    return session, source, clock
+
+
+def snapshot(job: FakeJob, seconds: float = 5.0) -> Snapshot:
+    return playing(job, seconds)[0].snapshot()
 
 
 def changed(reading: dict[str, Any] | None = None, detail: dict[str, Any] | None = None, rank: int = 0) -> Snapshot:

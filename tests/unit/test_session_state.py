@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_job import FakeClock, FakeJob, FakeSource, Spec, fsdp_job, host_job
+from device_view import playing
+from fake_job import FakeClock, FakeSource, Spec, fsdp_job, host_job
 
 from ranktop.budget.terms import MOMENTS, Amount, Budget, Memory
 from ranktop.probes.reading import DeviceReading, StepTimes
@@ -24,16 +25,6 @@ JOB = Job(id="j", name="job", world_size=4)
 def message(rank: int, body: Body, *, age: float = 0.0, restart: int = 0, pid: int = 100) -> Received:
     kind = type(body).__name__.lower()
     return Received(Header(kind, rank, pid + rank, restart, 0), body, age, 0)
-
-
-def playing(job: FakeJob, seconds: float = 5.0) -> tuple[Session, FakeSource, FakeClock]:
-    clock = FakeClock()
-    source = FakeSource(job, clock)
-    session = Session(clock)
-    session.feed(source.drain())
-    clock.advance(seconds)
-    session.feed(source.drain())
-    return session, source, clock
 
 
 def test_ages_count_from_the_hub_and_not_from_the_drain() -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device_view import playing
 from fake_device import CONTEXT
 from fake_gpu_jobs import mig_job, stray_job
-from fake_job import GIB, H100, FakeClock, FakeJob, FakeSource, fsdp_job, host_job
+from fake_job import GIB, H100, FakeJob, fsdp_job, host_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,14 +41,8 @@ GROUPS = {
 }
 
 
-def session_of(job: FakeJob, seconds: float = 3.0) -> Session:
-    clock = FakeClock()
-    source = FakeSource(job, clock)
-    session = Session(clock)
-    session.feed(source.drain())
-    clock.advance(seconds)
-    session.feed(source.drain())
-    return session
+def session_of(job: FakeJob) -> Session:
+    return playing(job, 3.0)[0]
 
 
 def ranks_of(job: FakeJob) -> list[dict[str, Any]]:
@@ -217,7 +212,7 @@ def test_what_the_driver_reserves_is_apart_from_what_is_used() -> None:
 def test_ages_run_on_from_when_a_value_was_heard() -> None:
     job = fsdp_job(1)
     job.reading_changes[0] = {"age": 0.25, "ages": {"power_limit": 7.0}}
-    session = session_of(job, 3.0)
+    session = session_of(job)
     session.clock.advance(2.0)  # type: ignore[attr-defined]
     device = job_json(session.snapshot())["ranks"][0]["device"]
     assert device["ages"]["utilization"] == pytest.approx(2.25), "heard at 3 s, read 0.25 s before"

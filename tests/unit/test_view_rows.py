@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_job import FakeClock, FakeJob, FakeSource, fsdp_job, host_job
+from device_view import LIVE, snapshot
+from fake_job import FakeClock, FakeSource, fsdp_job, host_job
 
 from ranktop.budget.terms import STATES, Amount, Budget
 from ranktop.tui.session.rank import RankView
@@ -20,17 +21,6 @@ from ranktop.wire.schema import End
 
 GIB = 1024**3
 MIB = 1024**2
-LIVE = Link(state="live", age=0.1)
-
-
-def snapshot(job: FakeJob, seconds: float = 5.0) -> Snapshot:
-    clock = FakeClock()
-    source = FakeSource(job, clock)
-    session = Session(clock)
-    session.feed(source.drain())
-    clock.advance(seconds)
-    session.feed(source.drain())
-    return session.snapshot()
 
 
 def drawn(snapshot: Snapshot, options: Options | None = None, size: tuple[int, int] = (80, 24), **link: str) -> Frame:
