@@ -116,3 +116,12 @@ def test_status_names_what_slows_a_gpu_down_and_why_a_number_is_missing() -> Non
     assert any("check its cooling" in line for line in lines)
     assert "ranks 1, 2: util not known: not supported by this device (NVML 3)" in lines
     assert troubles(snapshot(fsdp_job())) == []
+
+
+def test_a_rank_that_has_ended_is_in_no_phase() -> None:
+    job = fsdp_job()
+    assert "in backward" in painted(snapshot(job), (120, 40))
+    job.ends = {0: End(rank=0, how="exit", code=0)}
+    told = painted(snapshot(job), (120, 40))
+    assert "ended by itself" in told
+    assert "in backward" not in told

@@ -58,7 +58,7 @@ def _phases(view: RankView, width: int, glyphs: Glyphs) -> list[Line]:
     history = history if history >= MIN_SPARK else 0
     first: list[Span] = [("step ", "label"), (count(sample.step), "bold"), (f"  {seconds(last.seconds)} s  ", "number")]
     doing = f"in {plain(sample.phase)}"
-    if sample.phase and length(first) + len(doing) <= width:
+    if sample.phase and view.end is None and length(first) + len(doing) <= width:
         first.append((doing, "dim"))
     lines = [pad(first, width)]
     whole = last.seconds or sum(getattr(last, name) or 0.0 for name in PHASES) or 1.0
