@@ -129,7 +129,7 @@ def test_job_states() -> None:
     assert session.state() == "starting"
     session.feed([message(rank, Sample(rank=rank, step=1, step_age=0.5)) for rank in range(2)])
     assert session.state() == "running"
-    clock.advance(9.0)
+    clock.advance(7.0)
     assert session.state() == "running"
     clock.advance(1.0)
     assert session.state() == "stalled"

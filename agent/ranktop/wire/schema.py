@@ -23,6 +23,10 @@ from ranktop.probes.reading import (
     StepTimes,
 )
 
+LOOK_SECONDS: Final = 0.25
+"""Spacing of the looks at the collectives' positions. Each is taken when CLOCK_MONOTONIC passes a multiple of this, so
+that ranks of one node look at the same time."""
+
 SCHEMA_VERSION: Final = 1
 """Rises when an older reader would misread a message; both sides must have the same."""
 
@@ -34,7 +38,7 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     """Routes a message; the first frame of each."""
 
     kind: str
-    """``card``, ``sample``, ``device``, ``end`` from agents; ``history``, ``mark`` made by the hub."""
+    """``card``, ``sample``, ``device``, ``stack``, ``box``, ``end`` from agents; ``history``, ``mark`` by the hub."""
     rank: int
     """-1 for the job as a whole."""
     pid: int
@@ -94,6 +98,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent could not do or see, in words."""
     pids: tuple[int, ...] = ()
     """This process's ids in the PID namespaces that it can see, the outermost first (``NSpid`` of proc(5))."""
+    code: str = ""
+    """Eight hexadecimal digits of the SHA-256 of the script's bytes; empty when it could not be read."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +125,15 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Messages dropped since the start because the hub was not reading."""
     errors: int = 0
     """Failures inside the agent since the start, each swallowed."""
+
+
+class Look(msgspec.Struct, array_like=True, frozen=True):
+    """How many collectives this rank had enqueued at one time."""
+
+    slot: int
+    """``round(CLOCK_MONOTONIC / LOOK_SECONDS)``: ranks of one node that name the same slot looked at the same time."""
+    positions: tuple[int | None, ...] = ()
+    """``enqueued`` of each group of the sample's ``collectives``, in its order."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +164,11 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """``data``, ``forward``, ``backward``, ``optimizer`` or ``eval``: what the training thread is in; else empty."""
     collectives: Collectives = Collectives()
     cost: Cost = Cost()
+    looks: tuple[Look, ...] = ()
+    """Since the previous sample, oldest first."""
+    starved: float | None = None
+    """Share of the last interval in which the training thread was ready to run and had no CPU (``schedstat``), 0 to 1;
+    None where the kernel does not tell."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +178,55 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     detail: DeviceDetail = DeviceDetail()
     allocator: AllocatorReading = AllocatorReading()
     """All counters of the rank's allocator."""
+
+
+class Call(msgspec.Struct, array_like=True, frozen=True):
+    """One frame of a Python stack, without its source text: that may hold anything."""
+
+    file: str
+    """The script's or module's path without the folders above its package (``torch/nn/modules/module.py``)."""
+    line: int
+    function: str
+
+
+class Stack(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the training thread is while its step takes much longer than usual. The hub keeps the newest of a life."""
+
+    rank: int
+    step: int
+    """Steps finished when it was taken: with a newer step it is past."""
+    waited: float
+    """Seconds since the last step finished, when it was taken."""
+    calls: tuple[Call, ...] = ()
+    """Outermost first, at most 32, the innermost kept."""
+    reason: str = ""
+    """Why there are no calls, in words."""
+
+
+class Box(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank leaves behind that ran out of memory. The hub keeps it, with the last samples, after its end."""
+
+    rank: int
+    error: str
+    """Type and first line of the exception."""
+    step: int = 0
+    """Steps finished before."""
+    phase: str = ""
+    asked: int | None = None
+    """Bytes of the allocation that failed, as the error tells them."""
+    free: int | None = None
+    """Bytes free on the device at that time."""
+    limit: int | None = None
+    """Bytes that the device, or the limit that was met, has in all."""
+    memory: Memory = Memory()
+    """By category when it happened (the last that could be told)."""
+    allocator: AllocatorReading = AllocatorReading()
+    collectives: Collectives = Collectives()
+    inputs: tuple[str, ...] = ()
+    """Inputs of the root module in that step, e.g. ``int64 [8, 1024]``."""
+    calls: tuple[Call, ...] = ()
+    """The traceback, outermost first, at most 32, the innermost kept."""
+    reasons: dict[str, str] = {}
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +257,9 @@ class Point(msgspec.Struct, array_like=True, frozen=True):
     utilization: int | None
     power: float | None
     temperature: int | None
+    after: int | None = None
+    """Tensors of the process (states, activations, buffers) that the last step read left behind: at its end, or at the
+    start of the next."""
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,16 +273,20 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened to the stream itself, e.g. a hub that replaced a killed one."""
 
     what: str
-    """``hub-replaced``, ``gap``, ``refused``."""
+    """``hub-replaced``, ``gap``, ``refused``; of a rank ``process``: what its node says of it while it is silent."""
     detail: str = ""
+    """Of ``process``: ``stopped`` (by a signal or a debugger), ``waiting for I/O`` (uninterruptible), ``sleeping``,
+    ``running``; empty when it speaks again."""
 
 
-Body = Card | Sample | Device | End | History | Mark
+Body = Card | Sample | Device | Stack | Box | End | History | Mark
 
 BODIES: Final[dict[str, type[Body]]] = {
     "card": Card,
     "sample": Sample,
     "device": Device,
+    "stack": Stack,
+    "box": Box,
     "end": End,
     "history": History,
     "mark": Mark,

@@ -244,6 +244,9 @@ class StepTimes:
     micro_batches: int = 1
     clock: str = "host"
     """``host`` (wall clock) or ``device`` (CUDA events)."""
+    tokens: int | None = None
+    """What the step's micro-batches held, as their inputs tell it: tokens, or samples where there is no sequence; None
+    when no input told. Not padded tokens apart: shapes are all that is looked at."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class RanktopApp(App[int]):
         if theme is None and self.console.color_system == "standard":
             self.palette = in_sixteen(self.palette)
         self.clock = clock
-        self.session = Session(clock, budget_slice=0.03)
+        self.session = Session(clock, budget_slice=0.03, findings_every=1.0)
         self.source = source
         self.glyphs = ASCII if (not speaks_unicode() if ascii is None else ascii) else UNICODE
         self.trouble = ""

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from ranktop.budget.terms import Budget, Memory
 from ranktop.probes.reading import AllocatorReading, DeviceDetail, StepTimes
 from ranktop.tui.session.expected import difference, expected, peak_moment
+from ranktop.tui.session.footprints import KEPT, Footprint, footprint
 from ranktop.tui.session.rings import Ring
 from ranktop.wire.points import point_of
-from ranktop.wire.schema import Card, Device, End, Header, Mark, Point, Sample
+from ranktop.wire.schema import Box, Card, Device, End, Header, Look, Mark, Point, Sample, Stack
 
 SILENT_INTERVALS: Final = 3
 """A rank that missed this many intervals is silent, and its values show their age."""
 
-RECENT_STEPS: Final = 32
+RECENT_STEPS: Final = 64
 """Step times kept per rank."""
+
+LOOKS_KEPT: Final = 240
+"""Looks at the collectives kept per rank: a minute."""
 
 MARKS_KEPT: Final = 20
 
@@ -86,6 +90,20 @@ class RankView:
     allocator: AllocatorReading | None = None
     detail_age: float | None = None
     """Seconds since detail and allocator were heard; the ages in ``detail`` are from then."""
+    footprints: Sequence[Footprint] = ()
+    """Memory of the last steps that were read, oldest first."""
+    looks: Sequence[Look] = ()
+    """The last looks at the collectives, oldest first."""
+    stack: Stack | None = None
+    """Where its training thread was when a step took much too long; None once a newer step is finished."""
+    stack_at: float | None = None
+    """When the stack was taken, on the session's clock."""
+    box: Box | None = None
+    """What it left behind when it ran out of memory."""
+    boxed: float | None = None
+    """When that reached the hub, on the session's clock."""
+    process: str = ""
+    """What its node says of its process while it is silent: ``stopped``, ``sleeping``, ... (``Mark``)."""
 
     @property
     def stale(self) -> bool:
@@ -122,7 +140,8 @@ def device_trouble(card: Card | None, sample: Sample) -> str:
 class RankState:
     """The latest of one rank, fed message by message."""
 
-    def __init__(self, rank: int, clock: Callable[[], float]) -> None:
+    def __init__(self, rank: int, clock: Callable[[], float], footprints: int = KEPT) -> None:
+        """``footprints``: how many are kept."""
         self.rank = rank
         self._clock = clock
         self.pid = 0
@@ -139,6 +158,13 @@ class RankState:
         self.allocator: AllocatorReading | None = None
         self.described: float | None = None
         """When detail and allocator reached the hub."""
+        self.footprints: deque[Footprint] = deque(maxlen=footprints)
+        self.looks: deque[Look] = deque(maxlen=LOOKS_KEPT)
+        self.stack: Stack | None = None
+        self.stack_at: float | None = None
+        self.box: Box | None = None
+        self.boxed: float | None = None
+        self.process = ""
         self.history = Ring()
         self.marks: deque[Event] = deque(maxlen=MARKS_KEPT)
         self.budget: Budget | None = None
@@ -161,7 +187,11 @@ class RankState:
             self.card = self.sample = self.end = self.received = self.ended = None
             self.detail = self.allocator = self.described = None
             self.budget = self.peak = None
+            self.stack = self.stack_at = self.box = self.boxed = None
+            self.process = ""
             self.steps.clear()
+            self.footprints.clear()
+            self.looks.clear()
             self.standing = {}
             self._compared = False
         self.pid, self.restart = header.pid or self.pid, header.restart
@@ -173,9 +203,31 @@ class RankState:
         last = self.steps[-1].index if self.steps else 0
         self.steps.extend(step for step in sample.steps if step.index > last)
         self.peak = peak_moment(sample.table)
+        self.process = ""
+        self._follow(sample, at)
         newest = self.history.last("t")
         if newest is None or at > newest:
             self.history.append(point_of(sample, at))
+
+    def _follow(self, sample: Sample, at: float) -> None:
+        """Keep what is compared over several steps."""
+        slot = self.looks[-1].slot if self.looks else -1
+        self.looks.extend(look for look in sample.looks if look.slot > slot)
+        known = self.footprints[-1].step if self.footprints else -1
+        if sample.table is not None and sample.table.step > known and (step := footprint(sample, at)) is not None:
+            self.footprints.append(step)
+        if self.stack is not None and sample.step > self.stack.step:
+            self.stack = self.stack_at = None
+
+    def pause(self, stack: Stack, at: float) -> None:
+        """Take where the training thread is, as heard at ``at``; past when a newer step is finished already."""
+        if self.sample is None or self.sample.step <= stack.step:
+            self.stack, self.stack_at = stack, at
+
+    def leave(self, box: Box, at: float) -> None:
+        """Take what the rank leaves behind; the first account stays."""
+        if self.box is None:
+            self.box, self.boxed = box, at
 
     def describe(self, device: Device, at: float) -> None:
         """Take what the rank said of its device and its allocator, which reached the hub at ``at``."""
@@ -271,10 +323,20 @@ class RankState:
             detail=self.detail,
             allocator=self.allocator,
             detail_age=None if self.described is None else max(0.0, self._clock() - self.described),
+            footprints=tuple(self.footprints) if copy_history else self.footprints,
+            looks=tuple(self.looks) if copy_history else self.looks,
+            stack=self.stack,
+            stack_at=self.stack_at,
+            box=self.box,
+            boxed=self.boxed,
+            process=self.process,
         )
 
     def mark(self, mark: Mark, at: float) -> None:
-        """Note something that happened to the rank's stream."""
+        """Note something that happened to the rank's stream, or what its node says of its process."""
+        if mark.what == "process":
+            self.process = mark.detail
+            return
         self.marks.append(Event(at, mark.what, mark.detail))
 
 

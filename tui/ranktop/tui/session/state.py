@@ -6,18 +6,21 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
+from ranktop.tui.session.findings.finding import Finding
+from ranktop.tui.session.findings.keeper import Keeper
+from ranktop.tui.session.footprints import KEPT, KEPT_OF_MANY, MANY
 from ranktop.tui.session.processes import Owners, Places, places
 from ranktop.tui.session.rank import GONE, MARKS_KEPT, Event, RankState, RankView
 from ranktop.tui.session.source import Received, Reset
-from ranktop.wire.schema import Card, Device, End, History, Job, Mark, Sample
+from ranktop.wire.schema import Box, Card, Device, End, History, Job, Mark, Sample, Stack
 
 __all__ = ["Event", "RankState", "RankView", "Session", "Snapshot"]
 
-STALL_SECONDS: Final = 10.0
+STALL_SECONDS: Final = 8.0
 STALL_STEPS: Final = 3
 """A job stalls when no rank finished a step within the larger of these: seconds, usual steps."""
 
@@ -49,6 +52,8 @@ class Snapshot:
     """Seconds since any rank last finished a step."""
     places: Places | None = None
     """Where the ranks and their processes are, kept from frame to frame."""
+    findings: tuple[Finding, ...] = ()
+    """What the rules say, the gravest first."""
 
     @property
     def owners(self) -> Owners:
@@ -100,8 +105,15 @@ def _struck(view: RankView) -> bool:
 class Session:
     """Holds the latest of every rank of one job."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, budget_slice: float | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        budget_slice: float | None = None,
+        findings_every: float = 0.0,
+    ) -> None:
+        """``findings_every``: seconds between two times that the rules are asked; 0: for every snapshot."""
         self.clock = clock
+        self.findings = Keeper(findings_every)
         self.budget_slice = budget_slice
         """Most seconds of budget arithmetic in one feed, the rest follows in the next ones; None: no limit."""
         self.job: Job | None = None
@@ -140,7 +152,8 @@ class Session:
     def _rank(self, rank: int) -> RankState:
         state = self.ranks.get(rank)
         if state is None:
-            state = self.ranks[rank] = RankState(rank, self.clock)
+            many = self.job is not None and self.job.world_size > MANY
+            state = self.ranks[rank] = RankState(rank, self.clock, KEPT_OF_MANY if many else KEPT)
         return state
 
     def _take(self, state: RankState, item: Received, at: float) -> bool:
@@ -162,6 +175,12 @@ class Session:
             self._note_listed(state.rank, body)
         elif isinstance(body, Device):
             state.describe(body, at)
+            return False
+        elif isinstance(body, Stack):
+            state.pause(body, at)
+            return False
+        elif isinstance(body, Box):
+            state.leave(body, at)
             return False
         elif isinstance(body, End):
             state.end, state.ended = body, at
@@ -190,6 +209,7 @@ class Session:
         self.ranks = {}
         self._uncompared = {}
         self._places, self._listed = None, {}
+        self.findings.forget()
         self.job, self.hub = reset.job, reset.hub
         if reset.replaced:
             self.marks.append(Event(now, "hub-replaced", "history starts anew"))
@@ -231,7 +251,7 @@ class Session:
         ]
         if self._places is None:
             self._places = places(views)
-        return Snapshot(
+        snapshot = Snapshot(
             now=self.clock(),
             job=self.job,
             state=self.state(),
@@ -242,3 +262,7 @@ class Session:
             step_age=self.step_age(),
             places=self._places,
         )
+        found = self.findings.of(snapshot)
+        if self.findings.failure:
+            self.failure = self.findings.failure
+        return replace(snapshot, findings=found)

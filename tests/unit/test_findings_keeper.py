@@ -1,0 +1,58 @@
+"""Findings from look to look: since when they stand, in which order, and what a broken rule costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ranktop.tui.session.findings.finding import Finding
+from ranktop.tui.session.findings.keeper import Keeper
+from ranktop.tui.session.findings.scene import Scene
+from ranktop.tui.session.state import Snapshot
+
+SLOW = Finding(rule="straggler", severity="warning", ranks=(3,), sentence="rank 3 is slow")
+HUNG = Finding(rule="hang", severity="critical", ranks=(1,), sentence="all wait for rank 1", since=2.0)
+
+
+def at(now: float) -> Snapshot:
+    return Snapshot(now=now, job=None, state="running", ranks=())
+
+
+def test_a_finding_keeps_its_beginning_while_it_stands() -> None:
+    told: list[Finding] = [SLOW]
+    keeper = Keeper(rules={"straggler": lambda scene: told})
+    assert [finding.since for finding in keeper.of(at(10.0))] == [10.0]
+    told[:] = [replace(SLOW, sentence="rank 3 is slower")]
+    (later,) = keeper.of(at(15.0))
+    assert (later.since, later.sentence) == (10.0, "rank 3 is slower")
+    told.clear()
+    assert keeper.of(at(16.0)) == ()
+    told.append(SLOW)
+    assert [finding.since for finding in keeper.of(at(20.0))] == [20.0]
+
+
+def test_the_gravest_come_first_and_a_rule_may_know_better_since_when() -> None:
+    keeper = Keeper(rules={"straggler": lambda scene: [SLOW], "hang": lambda scene: [HUNG]})
+    assert [(finding.rule, finding.since) for finding in keeper.of(at(9.0))] == [("hang", 2.0), ("straggler", 9.0)]
+
+
+def test_a_broken_rule_costs_its_own_findings() -> None:
+    def broken(scene: Scene) -> Iterable[Finding]:
+        raise ZeroDivisionError("no steps")
+
+    keeper = Keeper(rules={"broken": broken, "straggler": lambda scene: [SLOW]})
+    assert [finding.rule for finding in keeper.of(at(1.0))] == ["straggler"]
+    assert keeper.failure == "rule broken: ZeroDivisionError: no steps"
+
+
+def test_rules_are_asked_when_due() -> None:
+    asked: list[float] = []
+
+    def rule(scene: Scene) -> Iterable[Finding]:
+        asked.append(scene.now)
+        return [SLOW] if scene.stands("straggler", "", (3,)) or scene.now == 1.0 else []
+
+    keeper = Keeper(every=1.0, rules={"rule": rule})
+    for now in (1.0, 1.5, 2.1, 2.2, 3.5):
+        assert [finding.rule for finding in keeper.of(at(now))] == ["straggler"]
+    assert asked == [1.0, 2.1, 3.5]

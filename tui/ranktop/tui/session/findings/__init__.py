@@ -1,0 +1,1 @@
+"""Which rank is out of line, and why: one rule a file, each a pure function of a scene."""

@@ -1,0 +1,73 @@
+"""Asks the rules now and then, and keeps since when each of their findings stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from ranktop.tui.session.findings.explained import unexplained
+from ranktop.tui.session.findings.finding import Finding
+from ranktop.tui.session.findings.rules import RULES, Rule
+from ranktop.tui.session.findings.scene import Key, Scene, scene
+
+if TYPE_CHECKING:
+    from ranktop.tui.session.state import Snapshot
+
+MANY_RANKS: Final = 256
+"""Ranks from which on the rules are asked more seldom, in proportion."""
+
+
+class Keeper:
+    """The findings of one job from look to look."""
+
+    def __init__(self, every: float = 0.0, rules: Mapping[str, Rule] | None = None) -> None:
+        """``every``: seconds between two looks, 0: whenever asked. ``rules``: by name, all by default."""
+        self.failure = ""
+        """The last rule that failed, in one line; it costs its own findings only."""
+        self._every = every
+        self._rules = RULES if rules is None else rules
+        self._asked: float | None = None
+        self._since: dict[Key, tuple[float, int | None]] = {}
+        self._found: tuple[Finding, ...] = ()
+
+    def of(self, snapshot: Snapshot) -> tuple[Finding, ...]:
+        """Return the findings, the gravest and then the oldest first; those of the last look until one is due."""
+        every = self._every * max(1.0, len(snapshot.ranks) / MANY_RANKS)
+        if self._asked is None or snapshot.now - self._asked >= every or snapshot.now < self._asked:
+            self._asked = snapshot.now
+            self._found = self._look(snapshot)
+        return self._found
+
+    def forget(self) -> None:
+        """Begin anew: the stream did."""
+        self._asked, self._since, self._found = None, {}, ()
+
+    def _look(self, snapshot: Snapshot) -> tuple[Finding, ...]:
+        here = scene(snapshot, frozenset(self._since))
+        found = unexplained(self._ask(here), here)
+        since = {finding.key: self._since.get(finding.key, (snapshot.now, _step(finding, here))) for finding in found}
+        self._since = since
+        dated = [_dated(finding, *since[finding.key]) for finding in found]
+        return tuple(sorted(dated, key=lambda one: (-one.gravity, one.since or 0.0, one.ranks, one.rule)))
+
+    def _ask(self, here: Scene) -> list[Finding]:
+        return [finding for name in self._rules for finding in self._ask_one(name, here)]
+
+    def _ask_one(self, name: str, here: Scene) -> list[Finding]:
+        try:
+            return list(self._rules[name](here))
+        except Exception as error:  # impossible values in one message must not silence the other rules
+            self.failure = f"rule {name}: {type(error).__name__}: {error}"
+            return []
+
+
+def _step(finding: Finding, here: Scene) -> int | None:
+    steps = [view.sample.step for rank in finding.ranks if (view := here.snapshot.rank(rank)) and view.sample]
+    return max(steps, default=None)
+
+
+def _dated(finding: Finding, since: float, step: int | None) -> Finding:
+    if finding.since is not None:
+        return finding
+    return replace(finding, since=since, step=finding.step if finding.step is not None else step)

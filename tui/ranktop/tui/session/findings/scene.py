@@ -1,0 +1,37 @@
+"""What a rule looks at: the job as it is now, in peer groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ranktop.tui.session.findings.groups import Group, peer_groups
+
+if TYPE_CHECKING:
+    from ranktop.tui.session.state import Snapshot
+
+Key = tuple[str, str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One job at one time. Rules read it and change nothing."""
+
+    snapshot: Snapshot
+    groups: tuple[Group, ...]
+    standing: frozenset[Key] = field(default_factory=frozenset)
+    """Keys of the findings of the last look: a rule may ask less of one that stands, so that it does not flicker."""
+
+    @property
+    def now(self) -> float:
+        """Seconds on the session's clock."""
+        return self.snapshot.now
+
+    def stands(self, rule: str, subject: str, ranks: tuple[int, ...]) -> bool:
+        """Tell whether this finding was there at the last look."""
+        return (rule, subject, ranks) in self.standing
+
+
+def scene(snapshot: Snapshot, standing: frozenset[Key] = frozenset()) -> Scene:
+    """Return the scene of a snapshot."""
+    return Scene(snapshot, peer_groups(snapshot.ranks), standing)
