@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
+from ranktop.tui.session.findings.words import end_sentence, what_went_wrong
 from ranktop.tui.session.peers import Outlier
 from ranktop.tui.session.processes import Stray
 from ranktop.tui.session.rank import RankView
@@ -13,6 +13,16 @@ from ranktop.tui.view.device_words import health_word, stray_words
 from ranktop.tui.view.gauges import Gauges
 from ranktop.tui.view.text import Glyphs, Line, Unit, duration, human, plain, short_duration, signed
 
+__all__ = [
+    "SHORT",
+    "device_state",
+    "end_sentence",
+    "job_state",
+    "outlier_sentence",
+    "rank_state",
+    "what_went_wrong",
+]
+
 SHORT: Final = {
     "parameters": "params",
     "gradients": "grads",
@@ -20,10 +30,6 @@ SHORT: Final = {
     "activations": "act",
 }
 """Names of categories where there is little room."""
-
-_SOURCE: Final = r"[^\s\[\]]+\.(?:cc|cpp|cu|c|hpp|h|py):\d+"
-_WHERE: Final = re.compile(rf"\[(?:enforce fail at )?{_SOURCE}\.?\] *|\b(?:in:? ){_SOURCE}, ")
-"""Where a library's own source raised, as gloo, NCCL and torch put it before what went wrong."""
 
 
 def rank_state(
@@ -90,31 +96,6 @@ def outlier_sentence(rank: int, outlier: Outlier) -> str:
     more = "more" if outlier.difference > 0 else "less"
     share = "" if ratio is None else f" ({ratio:+.0%})"
     return f"rank {rank} holds {human(abs(outlier.difference))} {more} {outlier.category} than its peers{share}"
-
-
-def what_went_wrong(detail: str) -> str:
-    """Return a process's last words without where in its source a library raised."""
-    return _WHERE.sub("", plain(detail))
-
-
-def end_sentence(view: RankView) -> str:
-    """Say in a sentence how a rank's process ended; empty while it lives."""
-    end = view.end
-    if end is None:
-        return ""
-    detail = what_went_wrong(end.detail)
-    if detail == f"exit code {end.code}":
-        detail = ""
-    how = {
-        "ended": "ended by itself",
-        "failed": "failed",
-        "killed": "was killed",
-        "vanished": "vanished without a word",
-    }[view.state]
-    code = ""
-    if end.code is not None:
-        code = f" (signal {end.code})" if end.how == "signal" else f" (exit code {end.code})"
-    return f"rank {view.rank} {how}{code}" + (f": {detail}" if detail else "")
 
 
 def job_state(snapshot: Snapshot, glyphs: Glyphs) -> Line:
