@@ -489,8 +489,32 @@ def test_point_takes_states_and_activations_from_the_peak_moment() -> None:
         device=DeviceReading(used=45, utilization=0, power=99.5, temperature=None),
         steps=(StepTimes(8, 0.5), StepTimes(9, 0.25)),
     )
-    assert point_of(sample, 3.0) == Point(3.0, 9, 0.25, 40, 30, 50, 15, 0, 99.5, None)
+    assert point_of(sample, 3.0) == Point(3.0, 9, 0.25, 40, 30, 50, 15, 0, 99.5, None, after=40)
     assert point_of(Sample(rank=0), 1.0) == Point(1.0, 0, None, None, None, None, None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("moments", "after"),
+    [
+        ({"step_start": Memory(parameters=10, activations=1, cache=7), "backward_end": Memory(parameters=99)}, 11),
+        ({"step_start": Memory(parameters=10), "step_end": Memory(parameters=10, buffers=2, free=5, total=17)}, 12),
+        ({"step_end": Memory(parameters=0, gradients=0)}, 0),
+        ({"step_end": Memory(cache=7, total=17)}, None),
+        ({"backward_end": Memory(parameters=10)}, None),
+        ({}, None),
+    ],
+)
+def test_point_takes_what_a_step_left_from_its_end_or_the_start_of_one(
+    moments: dict[str, Memory], after: int | None
+) -> None:
+    assert point_of(Sample(rank=0, table=Table(step=9, moments=moments)), 1.0).after == after
+
+
+def test_history_keeps_what_a_step_left() -> None:
+    ring = PointRing(ranks=8)
+    ring.add(point(0.0, after=2**52 + 1))
+    ring.add(point(1.0))
+    assert [kept.after for kept in ring.points(1.0)] == [2**52 + 1, None]
 
 
 def test_agent_whose_process_cannot_be_seen_ends_by_silence(reaped: Callable[[], int]) -> None:

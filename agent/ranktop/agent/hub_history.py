@@ -1,4 +1,4 @@
-"""The last half hour of each rank in compact form: one point a second, ten numbers each."""
+"""The last half hour of each rank in compact form: one point a second, eleven numbers each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ranktop.wire.schema import Point
 HISTORY_SECONDS: Final = 1800.0
 
 _FULL_RATE_RANKS: Final = 256
-"""Up to this many ranks each keeps a point a second (41 MB in all); more ranks keep fewer points each."""
+"""Up to this many ranks each keeps a point a second (45 MB in all); more ranks keep fewer points each."""
 
 _JITTER: Final = 0.1
 """Seconds by which a sample may come early and still count as a second after the one before."""
@@ -23,7 +23,7 @@ _LARGEST: Final = 2**63 - 1
 
 
 class PointRing:
-    """A bounded series of points, kept as plain doubles: 80 bytes a point."""
+    """A bounded series of points, kept as plain doubles: 88 bytes a point."""
 
     def __init__(self, ranks: int) -> None:
         self._spacing = max(1.0, ranks / _FULL_RATE_RANKS) - _JITTER
@@ -69,11 +69,12 @@ def _fields(point: Point) -> tuple[float | None, ...]:
         point.utilization,
         point.power,
         point.temperature,
+        point.after,
     )
 
 
 def _point(row: array[float]) -> Point:
-    t, step, step_s, used, states, activations, reserved, utilization, power, temperature = row
+    t, step, step_s, used, states, activations, reserved, utilization, power, temperature, after = row
     return Point(
         t,
         _whole(step) or 0,
@@ -85,6 +86,7 @@ def _point(row: array[float]) -> Point:
         _whole(utilization),
         _known(power),
         _whole(temperature),
+        _whole(after),
     )
 
 

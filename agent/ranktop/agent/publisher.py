@@ -16,7 +16,7 @@ import zmq
 from ranktop.agent.lifecycle import ensure_hub
 from ranktop.wire.codec import WireError, WrongVersion, decode_ack, encode_body, encode_header
 from ranktop.wire.endpoints import AGENTS_SOCKET, RunDirectoryError, check_directory, socket_path
-from ranktop.wire.schema import MAX_MESSAGE, Ack, Card, Device, End, Header, Job, Sample
+from ranktop.wire.schema import MAX_MESSAGE, Ack, Box, Card, Device, End, Header, Job, Sample, Stack
 
 QUEUE_MESSAGES: Final = 256
 """Messages kept here while the hub does not read; beyond it the oldest sample goes."""
@@ -26,7 +26,10 @@ HUB_SILENCE: Final = 3.0
 
 _KEPT: Final = ("card", "device")
 """Kinds of which a hub wants only the newest, and wants it again when it is a new hub."""
-_KINDS: Final[dict[type, str]] = {Card: "card", Sample: "sample", Device: "device", End: "end"}
+_KINDS: Final[dict[type, str]] = {
+    **{Card: "card", Sample: "sample", Device: "device"},
+    **{Stack: "stack", Box: "box", End: "end"},
+}
 _SOCKET_QUEUE: Final = 64
 _DESCRIPTORS: Final = 24
 """Descriptors that a context and a socket take, and some to spare."""
@@ -78,7 +81,7 @@ class Publisher:
             return False
         return self._waiting_since is None or time.monotonic() - self._waiting_since < HUB_SILENCE
 
-    def send(self, body: Card | Sample | Device | End) -> None:
+    def send(self, body: Card | Sample | Device | Stack | Box | End) -> None:
         """Queue a message and hand over what the hub takes at once. Never blocks, never raises."""
         if os.getpid() != self._owner:
             return
@@ -134,7 +137,7 @@ class Publisher:
         self._context = self._socket = None
         self._owner = -1
 
-    def _enqueue(self, body: Card | Sample | Device | End) -> None:
+    def _enqueue(self, body: Card | Sample | Device | Stack | Box | End) -> None:
         kind = _KINDS[type(body)]
         # A message that cannot be encoded or sent leaves its gap in the numbers.
         seq, self._seq = self._seq, self._seq + 1

@@ -24,6 +24,7 @@ def point_of(sample: Sample, t: float) -> Point:
         utilization=sample.device.utilization,
         power=sample.device.power,
         temperature=sample.device.temperature,
+        after=_after(sample),
     )  # fmt: skip
 
 
@@ -33,10 +34,19 @@ def _peak(sample: Sample) -> Memory:
     return max(sample.table.moments.values(), key=_allocated)
 
 
+def _after(sample: Sample) -> int | None:
+    """Return what the last step read left behind, as seen at its end or else at the start of a step."""
+    moments = sample.table.moments if sample.table is not None else {}
+    left = moments.get("step_end") or moments.get("step_start")
+    return _tensors(left) if left is not None else None
+
+
 def _allocated(memory: Memory) -> int:
-    return _sum(
-        memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.buffers
-    ) or 0  # fmt: skip
+    return _tensors(memory) or 0
+
+
+def _tensors(memory: Memory) -> int | None:
+    return _sum(memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.buffers)
 
 
 def _sum(*parts: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""History of one rank in a bounded, compact form: ten numbers a second for half an hour."""
+"""History of one rank in a bounded, compact form: eleven numbers a second for half an hour."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LARGEST: Final = 3e38
 
 
 class Ring:
-    """The last points of one rank; a column costs four bytes a point (times eight)."""
+    """The last points of one rank; a column costs four bytes a point, the time eight."""
 
     __slots__ = ("_columns", "_start", "capacity")
 
