@@ -12,7 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from ranktop.budget.plan import Layout, Plan
 from ranktop.probes.model import ModelProbe
-from ranktop.probes.strategy import Seen, batch_of, detect
+from ranktop.probes.strategy import Seen, batch_of, detect, tokens_of
 
 CPU = torch.device("cpu")
 
@@ -119,3 +119,17 @@ def test_the_batch_is_read_from_the_inputs(
     args: tuple[Any, ...], kwargs: dict[str, Any], expected: tuple[int | None, int | None]
 ) -> None:
     assert batch_of(args, kwargs) == expected
+    batch, sequence = expected
+    assert tokens_of(args, kwargs) == (None if batch is None else batch * (sequence or 1))
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_batch_is_counted_by_its_own_lengths(layout: torch.layout) -> None:
+    tokens = torch.nested.nested_tensor(
+        [torch.ones(3, dtype=torch.long), torch.ones(5, dtype=torch.long)], layout=layout
+    )
+    hidden = torch.nested.nested_tensor([torch.ones(3, 8), torch.ones(5, 8)], layout=layout)
+    for nested in (tokens, hidden):
+        assert batch_of((nested,), {}) == (2, None)
+        assert tokens_of((nested,), {}) == 8

@@ -87,6 +87,19 @@ def test_accumulation_is_one_step_of_several_forwards() -> None:
     assert step.seconds == 19.5
 
 
+def test_a_step_has_the_tokens_of_its_own_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+    monkeypatch.setattr(loop.recorder, "_want_reading", lambda: True)
+    for sizes in ([10], [7, 5, 3], [8, None], [None, 8], []):
+        for tokens in sizes or [None]:
+            with loop.forward(1.0):
+                if sizes:  # else: looking at the inputs has failed
+                    loop.recorder.add_tokens(tokens)
+        loop.optimizer(0.5)
+    loop.recorder.close()
+    assert [step.tokens for step in loop.recorder.take()] == [10, 15, None, None, None]
+
+
 def test_waiting_for_a_micro_batch_is_data() -> None:
     loop = Loop()
     loop.step()
@@ -117,10 +130,13 @@ def test_fast_steps_are_counted_while_skimmed(monkeypatch: pytest.MonkeyPatch) -
     assert recorder.forward_begin(True)
     assert recorder.skimming
     assert [s.index for s in recorder.take()] == [1, 2, 3, 4]
+    assert not recorder.following
+    assert recorder.ended == recorder.count == 4
     recorder.skim_optimizer_end()
     for count in range(5, 9):
+        assert recorder.ended == count
         assert recorder.skim_forward()
-        assert recorder.count == count
+        assert recorder.count == recorder.ended == count
         assert recorder.skim_forward(), "a second micro-batch of the same step"
         recorder.skim_optimizer_end()
         recorder.skim_optimizer_end()  # a second optimizer of the same step
@@ -128,6 +144,8 @@ def test_fast_steps_are_counted_while_skimmed(monkeypatch: pytest.MonkeyPatch) -
     assert not recorder.skim_forward()
     assert not recorder.skimming
     loop.step()
+    assert recorder.following
+    assert (recorder.count, recorder.ended) == (9, 10)
     recorder.close()
     (step,) = recorder.take()
     assert step.index == 10

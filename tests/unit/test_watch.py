@@ -177,6 +177,39 @@ def test_a_model_may_move_to_another_thread(watch: Watch) -> None:
     assert steps_of(watch) == 10
 
 
+def test_each_step_that_is_followed_has_the_tokens_of_its_own_batch(watch: Watch) -> None:
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lengths = [[5], [7, 3], [2, 2], [11], [4, 9]]
+    told: list[int | None] = []
+    for micro_batches in lengths:
+        for length in micro_batches:
+            model(torch.zeros(2, length, dtype=torch.long)).sum().backward()
+        with torch.no_grad():
+            model(torch.zeros(2, 50, dtype=torch.long))
+        optimizer.step()
+        optimizer.zero_grad()
+        watch.close()
+        assert watch.recorder is not None
+        told += [step.tokens for step in watch.recorder.take()]
+        watch.recorder._last_read_host = 0.0  # as if the next step came half a second later: it is followed
+    assert told == [2 * sum(micro_batches) for micro_batches in lengths]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_inputs_are_no_trouble(watch: Watch) -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        batch = torch.nested.nested_tensor([torch.ones(3, 8), torch.ones(5, 8)], layout=torch.jagged)
+        model(batch).values().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert steps_of(watch) == 3
+    assert watch.recorder is not None
+    assert [step.tokens for step in watch.recorder.take()] == [8, 8, 8]
+
+
 def test_graphed_callables_find_no_hooks(watch: Watch) -> None:
     model = nn.Linear(4, 4)
     assert model._forward_hooks

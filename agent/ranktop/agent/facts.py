@@ -13,8 +13,8 @@ from torch import nn
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import MOMENTS
+from ranktop.probes.clock import Clock, HostClock
 from ranktop.probes.reading import StepTable
-from ranktop.probes.steps import Clock, HostClock
 
 _OUTPUTS: Final = 8
 """Tensors of the root's output whose gradient is awaited, at most."""
@@ -77,6 +77,11 @@ def model_name(root: nn.Module) -> str:
     name = type(root).__name__
     # fully_shard gives a module a class of its own, named after the original.
     return name.removeprefix("FSDP") if len(name) > len("FSDP") and hasattr(root, "unshard") else name
+
+
+def capturing() -> bool:
+    """Return whether a CUDA graph is being captured: then nothing of ours may touch the stream."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def on_one_device(root: nn.Module) -> bool:

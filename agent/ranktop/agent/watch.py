@@ -27,6 +27,7 @@ from ranktop.agent.facts import (
     Facts,
     autocast_of,
     backward_is_compiled,
+    capturing,
     clock_of,
     device_of,
     differentiable,
@@ -47,7 +48,7 @@ from ranktop.probes.architecture import Holding, Outputs, output_sizes, with_arc
 from ranktop.probes.model import ModelProbe
 from ranktop.probes.reading import AllocatorProbe, MomentReading, Resident
 from ranktop.probes.steps import StepRecorder
-from ranktop.probes.strategy import Seen, batch_of, detect
+from ranktop.probes.strategy import Seen, batch_of, detect, tokens_of
 
 MAX_ERRORS: Final = 10
 """Failures in the training thread after which the agent takes its hooks away."""
@@ -79,7 +80,7 @@ class Watch:
         self._skim = Skim()
         self._roots = RootTracker(self, self._skim)
         self._primary: weakref.ref[nn.Module] | None = None
-        self._thread: int | None = None
+        self.thread: int | None = None
         """The thread that trains the watched model. Another one's backward changes gradients at any time, so nothing
         that it trains is looked at."""
         self._running = False
@@ -145,7 +146,7 @@ class Watch:
     def root_begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A root module is about to run."""
         self._running = False
-        if self._capturing() or transformed(module):
+        if capturing() or transformed(module):
             return
         grad = torch.is_grad_enabled()
         if grad and not self._is_primary(module):
@@ -153,7 +154,7 @@ class Watch:
         if not self._is_primary(module) or self._elsewhere(grad):
             return
         recorder = self._ready()
-        self._skim.thread = self._thread
+        self._skim.thread = self.thread
         self._running = True
         if grad and (recorder.count < 3 or recorder.reading):
             self._batch = batch_of(args, kwargs)
@@ -164,16 +165,19 @@ class Watch:
             self.model.refresh()
         if grad and recorder.count == SETTLED_STEPS and not self._settled:
             self._settle()
-        if recorder.forward_begin(grad):
+        begins = recorder.forward_begin(grad)
+        if grad and recorder.following:
+            recorder.add_tokens(tokens_of(args, kwargs))
+        if begins:
             self._survey(recorder)
 
     @harmless
     def root_end(self, module: nn.Module, output: object) -> None:
         """A root module has returned."""
         recorder = self.recorder
-        if recorder is None or not self._running or not self._is_primary(module) or self._capturing():
+        if recorder is None or not self._running or not self._is_primary(module) or capturing():
             return
-        if self._thread not in (None, threading.get_ident()):
+        if self.thread not in (None, threading.get_ident()):
             return
         self._running = False
         grad = torch.is_grad_enabled()
@@ -189,13 +193,13 @@ class Watch:
 
     @harmless
     def _output_differentiated(self) -> None:
-        if self.recorder is not None and not self._capturing():
+        if self.recorder is not None and not capturing():
             self.recorder.backward_begin()
             when_backward_ends(self._backward_ended)
 
     @harmless
     def _backward_ended(self) -> None:
-        if self.recorder is not None and not self._capturing():
+        if self.recorder is not None and not capturing():
             self.recorder.backward_end()
 
     def _elsewhere(self, grad: bool) -> bool:
@@ -204,15 +208,15 @@ class Watch:
         When that one is still there, threads share the model, and its gradients can't be looked at any more.
         """
         thread = threading.get_ident()
-        if self._thread is None and grad:
-            self._thread = thread
-        if self._thread in (None, thread):
+        if self.thread is None and grad:
+            self.thread = thread
+        if self.thread in (None, thread):
             return False
-        if grad and self._thread in sys._current_frames():
+        if grad and self.thread in sys._current_frames():
             self.last_error = "several threads train the model at the same time"
             self.enabled = False
         elif grad:
-            self._thread = thread
+            self.thread = thread
             return False
         return True
 
@@ -228,7 +232,7 @@ class Watch:
 
     @harmless
     def _stepping(self, optimizer: Optimizer) -> None:
-        if self._capturing() or self._thread not in (None, threading.get_ident()):
+        if capturing() or self.thread not in (None, threading.get_ident()):
             return
         self._know(optimizer, threading.get_ident())
         if self._primary is None or self._primary() is None:
@@ -243,7 +247,7 @@ class Watch:
     @harmless
     def _stepped(self, optimizer: Optimizer) -> None:
         recorder = self.recorder
-        if recorder is None or self._capturing() or self._thread not in (None, threading.get_ident()):
+        if recorder is None or capturing() or self.thread not in (None, threading.get_ident()):
             return
         if self._belongs_elsewhere(optimizer):
             return
@@ -306,7 +310,7 @@ class Watch:
     def _become_primary(self, module: nn.Module) -> None:
         self._primary = weakref.ref(module)
         self._foreign = ByIdentity()
-        self._thread = None
+        self.thread = None
         self._skim.stop()
         self.recorder = None
         self.model = None
@@ -390,8 +394,3 @@ class Watch:
         facts = Facts(model=model_name(root), inventory=self.model.inventory(), plan=plan)
         if facts != self.facts:
             self.facts = facts
-
-    @staticmethod
-    def _capturing() -> bool:
-        """Whether a CUDA graph is being captured: then nothing of ours may touch the stream."""
-        return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final
 
+from ranktop.probes.clock import Clock, HostClock
 from ranktop.probes.reading import MomentReading, StepTable, StepTimes
 
 READING_SHARE: Final = 0.003
@@ -27,42 +28,12 @@ FORWARDS_WITHOUT_OPTIMIZER: Final = 16
 """Forwards after which a loop that has never run an optimizer counts each forward as a step."""
 
 
-class Clock(Protocol):
-    """Marks points in time; on a GPU these are events on the current stream, resolved later."""
-
-    name: str
-
-    def mark(self) -> object:
-        """Mark now. Costs a few microseconds at most."""
-        ...
-
-    def between(self, start: object, end: object) -> float | None:
-        """Return the seconds between two marks, or None while the device has not reached the second."""
-        ...
-
-
-class HostClock:
-    """Wall clock: right where the work is done by the time the call returns."""
-
-    name = "host"
-
-    def mark(self) -> object:
-        """Return the time in seconds."""
-        return time.perf_counter()
-
-    def between(self, start: object, end: object) -> float | None:
-        """Return ``end - start``."""
-        assert isinstance(start, float)
-        assert isinstance(end, float)
-        return end - start
-
-
 class _Open:
     """The step in progress: marks by the clock, and host times beside them."""
 
     __slots__ = (
         *("forwards", "host_end", "host_previous", "index", "last_mark", "moments", "optimizers", "previous", "read"),
-        *("start", "waits"),
+        *("start", "tokens", "waits"),
     )
 
     def __init__(self, index: int, previous: object | None, start: object, read: bool) -> None:
@@ -76,6 +47,7 @@ class _Open:
         self.host_previous: float | None = None
         self.host_end = 0.0
         self.read = read
+        self.tokens: int | None = None
         self.moments: dict[str, MomentReading] = {}
 
 
@@ -160,6 +132,16 @@ class StepRecorder:
         self._moment(step, "step_start")
         self.phase = "forward"
         return True
+
+    def add_tokens(self, tokens: int | None) -> None:
+        """The micro-batch whose forward has begun holds so many; None when its inputs don't tell."""
+        step = self._open
+        if step is None:
+            return
+        if len(step.forwards) == 1:
+            step.tokens = tokens
+        else:
+            step.tokens = None if tokens is None or step.tokens is None else step.tokens + tokens
 
     def forward_end(self, grad: bool) -> None:
         """The root's forward has returned."""
@@ -263,6 +245,11 @@ class StepRecorder:
         self.phase = "forward"
 
     @property
+    def following(self) -> bool:
+        """Whether the step in progress is followed, not only counted."""
+        return self._open is not None
+
+    @property
     def reading(self) -> bool:
         """Whether the memory of the step in progress is read."""
         return self._open is not None and self._open.read and not self._stepped
@@ -275,6 +262,11 @@ class StepRecorder:
         while self._timed:
             done.append(self._timed.popleft())
         return tuple(done)
+
+    @property
+    def ended(self) -> int:
+        """Steps whose optimizer has run: ``count`` rises only when the next one begins."""
+        return self.count + (self._uncounted or (self._open is not None and self._stepped))
 
     @property
     def last_end(self) -> float | None:
@@ -380,6 +372,7 @@ class StepRecorder:
             optimizer=optimizer,
             micro_batches=len(step.forwards),
             clock=self._clock.name,
+            tokens=step.tokens,
         )
 
 

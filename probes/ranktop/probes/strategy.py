@@ -232,15 +232,35 @@ def parameters_elsewhere(structure: Structure, device: torch.device) -> int:
 def batch_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | None, int | None]:
     """Return (micro-batch, sequence length) from the inputs of a root module, None for what they don't tell.
 
-    The first tensor speaks: integers [batch, sequence], or floats [batch, sequence, hidden] (embeddings).
+    The first tensor speaks: integers [batch, sequence], or floats [batch, sequence, hidden] (embeddings). In a nested
+    tensor each sample has its own length, so that there is no sequence length.
     """
-    for tensor in _inputs((args, kwargs), 0):
-        if tensor.dim() == 0:
-            continue
-        tokens = not tensor.is_floating_point() and not tensor.is_complex() and tensor.dim() == 2
-        sequence = tensor.dim() >= 2 and (tokens or (tensor.is_floating_point() and tensor.dim() == 3))
-        return int(tensor.shape[0]), int(tensor.shape[1]) if sequence else None
-    return None, None
+    tensor = _speaker(args, kwargs)
+    if tensor is None:
+        return None, None
+    return int(tensor.size(0)), int(tensor.shape[1]) if _has_sequence(tensor) and not tensor.is_nested else None
+
+
+def tokens_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """Return how many tokens the inputs hold, or samples where there is no sequence; None when they don't tell."""
+    tensor = _speaker(args, kwargs)
+    if tensor is None:
+        return None
+    if not _has_sequence(tensor):
+        return int(tensor.size(0))
+    if tensor.is_nested:
+        return int(tensor.numel()) // (int(tensor.size(-1)) if tensor.dim() == 3 else 1)
+    return int(tensor.shape[0]) * int(tensor.shape[1])
+
+
+def _speaker(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    return next((tensor for tensor in _inputs((args, kwargs), 0) if tensor.dim() > 0), None)
+
+
+def _has_sequence(tensor: torch.Tensor) -> bool:
+    if tensor.is_floating_point():
+        return tensor.dim() == 3
+    return tensor.dim() == 2 and not tensor.is_complex()
 
 
 def _inputs(value: Any, depth: int) -> Iterator[torch.Tensor]:
