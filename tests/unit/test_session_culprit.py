@@ -47,12 +47,12 @@ TERMINATED = End(rank=2, how="signal", code=15, detail="SIGTERM")
         (End(rank=1, how="vanished"), 1.5, 1),
         (End(rank=1, how="signal", code=9), 40.0, None),
         (End(rank=1, how="signal", code=6, detail="SIGABRT"), 1.5, None),
-        (End(rank=1, how="signal", code=15, detail="SIGTERM"), 1.5, 0),
-        (End(rank=1, how="exception", code=1, detail="ValueError: x"), 1.5, None),
+        (End(rank=1, how="signal", code=15, detail="SIGTERM"), 1.5, None),
+        (End(rank=1, how="exception", code=1, detail="ValueError: x"), 1.5, 1),
     ],
     ids=["SIGKILL", "SIGSEGV", "vanished", "killed long after", "SIGABRT", "SIGTERM", "exception"],
 )
-def test_a_rank_that_was_killed_goes_before_those_that_failed_because_of_it(
+def test_what_struck_a_rank_itself_goes_before_failures_for_want_of_a_peer(
     end: End, apart: float, who: int | None, killed_first: bool
 ) -> None:
     """``who`` None: it is the first to be heard of."""

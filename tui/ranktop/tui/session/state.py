@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -10,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
+from ranktop.tui.session.findings.death import culprit
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.keeper import Keeper
 from ranktop.tui.session.footprints import KEPT, KEPT_OF_MANY, MANY
@@ -23,11 +23,6 @@ __all__ = ["Event", "RankState", "RankView", "Session", "Snapshot"]
 STALL_SECONDS: Final = 8.0
 STALL_STEPS: Final = 3
 """A job stalls when no rank finished a step within the larger of these: seconds, usual steps."""
-
-NOTICED_WITHIN: Final = 5.0
-"""Seconds by which the hub may notice the end of a killed process later than its peers fail because of it."""
-
-_CONSEQUENCES: Final = (signal.SIGTERM, signal.SIGABRT, signal.SIGINT)
 
 MOST_MISSING: Final = 65536
 """World size up to which ranks that were never seen are listed."""
@@ -69,37 +64,13 @@ class Snapshot:
         return next((view for view in self.ranks if view.rank == rank), None)
 
     def culprit(self) -> RankView | None:
-        """Return the rank whose end broke the job: the first that did not end by itself, None when all did.
-
-        A launcher ends the others with SIGTERM, so that one counts only when there is no other. A rank that was killed
-        or vanished goes before those that failed shortly before it was missed: its peers notice at once, in the
-        collective that it leaves, the hub somewhat later.
-        """
-        broken = [view for view in self.ranks if view.end is not None and view.state != "ended"]
-        first = min(broken, key=lambda view: (_told_to_go(view), view.ended or 0.0), default=None)
-        if first is None or first.state != "failed":
-            return first
-        latest = (first.ended or 0.0) + NOTICED_WITHIN
-        struck = [view for view in broken if _struck(view) and (view.ended or 0.0) <= latest]
-        return min(struck, key=lambda view: view.ended or 0.0, default=first)
+        """Return the rank whose end broke the job, None when all ended by themselves (``findings.death``)."""
+        return culprit(self.ranks)
 
     @property
     def world_size(self) -> int:
         """Ranks of the job, by its own word or by what was seen."""
         return max(self.job.world_size if self.job else 0, len(self.ranks))
-
-
-def _told_to_go(view: RankView) -> bool:
-    return view.end is not None and view.end.how == "signal" and view.end.code == signal.SIGTERM
-
-
-def _struck(view: RankView) -> bool:
-    """Tell whether a process was ended from outside or by a fault of its own, and not by what its peers did.
-
-    SIGABRT is how a library gives up, so it may be a consequence as well.
-    """
-    signalled = view.end is not None and view.end.how == "signal"
-    return view.state == "vanished" or (signalled and view.end is not None and view.end.code not in _CONSEQUENCES)
 
 
 class Session:

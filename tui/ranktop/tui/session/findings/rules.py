@@ -5,10 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from ranktop.tui.session.findings.death import death
+from ranktop.tui.session.findings.device import device
 from ranktop.tui.session.findings.finding import Finding
+from ranktop.tui.session.findings.missing import missing
+from ranktop.tui.session.findings.restart import restart
 from ranktop.tui.session.findings.scene import Scene
+from ranktop.tui.session.findings.silent import silent
+from ranktop.tui.session.findings.strays import strays
+from ranktop.tui.session.findings.throttle import throttle
+from ranktop.tui.session.findings.versions import versions
 
 Rule = Callable[[Scene], Iterable[Finding]]
 
-RULES: Final[dict[str, Rule]] = {}
+RULES: Final[dict[str, Rule]] = {
+    # Lifecycle, then devices, then time, then memory.
+    "death": death,
+    "restart": restart,
+    "silent": silent,
+    "missing": missing,
+    "versions": versions,
+    "device": device,
+    "throttle": throttle,
+    "strays": strays,
+}
 """Name -> rule. What one finding explains of another is settled afterwards (``explained``)."""

@@ -1,0 +1,87 @@
+"""An elastic launcher has started the job's ranks anew: how often, and how the life before ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from ranktop.tui.session.findings.death import born_at, lost_peer, struck, told_to_go
+from ranktop.tui.session.findings.finding import Evidence, Finding
+from ranktop.tui.session.findings.scene import Scene
+from ranktop.tui.session.findings.words import end_words, ranks_words
+from ranktop.tui.session.rank import RankView, end_state
+from ranktop.wire.schema import End
+
+OFTEN: Final = 2
+"""Restarts from which on it is a warning whatever is known of their cause."""
+
+MOST_ENDS: Final = 4
+"""Ends of the former life that are listed."""
+
+
+def restart(scene: Scene) -> Iterable[Finding]:
+    """Find ranks that are not in their first life."""
+    ranks = scene.snapshot.ranks
+    count = max((view.restart for view in ranks), default=0)
+    formers = {view.rank: former for view in ranks if (former := _former(view)) is not None}
+    if not count and not formers:
+        return
+    first = _first(formers)
+    why = f": before, rank {first} {end_words(formers[first])}" if first is not None else ""
+    again = tuple(view for view in ranks if view.restart == count and (count or _former(view) is not None))
+    everywhere = all(view.restart == count for view in ranks)
+    who = "the job" if everywhere or not count else ranks_words(view.rank for view in again)
+    times = "" if count < 1 else f" {count} time{'' if count == 1 else 's'}"
+    born = [at for view in again if (at := born_at(view, scene.now)) is not None]
+    failed = any(_failed(former) for former in formers.values())
+    verb = "was started" if who == "the job" or len(again) == 1 else "were started"
+    yield Finding(
+        rule="restart",
+        severity="warning" if failed or count >= OFTEN else "info",
+        ranks=(),
+        sentence=f"{who} {verb} anew{times}{why}",
+        evidence=tuple(_evidence(count, formers)),
+        advice=_advice(count, first is not None),
+        since=min(born, default=None),
+        confidence="high" if first is not None else "medium",
+    )
+
+
+def _former(view: RankView) -> End | None:
+    """Return how the rank's life before ended, where that is known."""
+    former = getattr(view, "former", None)
+    return former if isinstance(former, End) else None
+
+
+def _failed(end: End) -> bool:
+    return end_state(end) != "ended" and not told_to_go(end)
+
+
+def _first(formers: Mapping[int, End]) -> int | None:
+    """Return the rank whose former end says most of why: one struck from outside, else one that failed."""
+
+    def weight(rank: int) -> tuple[int, int]:
+        end = formers[rank]
+        if struck(end):
+            return (0, rank)
+        if end_state(end) == "failed":
+            return (2 if lost_peer(end) else 1, rank)
+        return (3 if _failed(end) else 4, rank)
+
+    return min((rank for rank, end in formers.items() if end_state(end) != "ended"), key=weight, default=None)
+
+
+def _evidence(count: int, formers: Mapping[int, End]) -> Iterable[Evidence]:
+    yield Evidence("elastic restart count", count)
+    ends: dict[str, list[int]] = {}
+    for rank, former in formers.items():
+        ends.setdefault(end_words(former), []).append(rank)
+    for words, who in list(ends.items())[:MOST_ENDS]:
+        yield Evidence(f"before, {ranks_words(who)}", words)
+
+
+def _advice(count: int, known: bool) -> str:
+    again = "each restart falls back to the last checkpoint; torchrun --max-restarts ends the job when they are used up"
+    return (
+        again if known or not count else f"how the life before ended is not known here: see the launcher's log; {again}"
+    )
