@@ -47,8 +47,8 @@ def test_late_viewer_is_told_everything_and_then_follows(node: Node) -> None:
     first = node.viewer()
     first.wait_for(lambda body: isinstance(body, Sample) and body.step == 2)
     late = node.viewer()
-    late.wait_for(lambda body: isinstance(body, Sample))
-    assert [type(event.body) for event in late.received()] == [Card, History, Sample]
+    late.wait_for(lambda body: isinstance(body, Sample) and body.step == 2)
+    assert [type(event.body) for event in late.received()] == [Card, History, Sample, Sample]
     (reset,) = late.resets()
     assert (reset.job, reset.replaced) == (JOB, False)
     publisher.send(sample(3))

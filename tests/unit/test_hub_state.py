@@ -5,20 +5,19 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
+from hub_talk import JOB, Rank, kinds, read, state_of_hub
 
 from ranktop.agent.hub_history import PointRing
 from ranktop.agent.hub_presence import GRACE, SILENCE, Presence
-from ranktop.agent.hub_state import HubState, Stream
+from ranktop.agent.hub_state import Stream
 from ranktop.agent.hub_viewers import FORGET_AFTER, MAX_VIEWERS, MAX_WAIT, Viewers
 from ranktop.budget.terms import Memory
-from ranktop.probes.reading import DeviceDetail, DeviceReading, StepTimes
+from ranktop.probes.reading import DeviceReading, StepTimes
 from ranktop.wire.codec import (
     BATCH_BYTES,
     MAX_BATCH,
     BadMessage,
     WireError,
-    decode_body,
-    decode_header,
     encode_batch,
     encode_body,
     encode_header,
@@ -33,53 +32,12 @@ from ranktop.wire.schema import (
     End,
     Header,
     History,
-    Item,
     Job,
     Mark,
     Point,
     Sample,
     Table,
 )
-
-JOB = Job(id="j1", name="train", world_size=4)
-
-
-def state_of_hub() -> HubState:
-    return HubState(JOB, "hub-1", 0.0)
-
-
-class Rank:
-    """A rank that talks to a HubState as an agent would."""
-
-    def __init__(self, state: HubState, rank: int = 0, pid: int = 100, restart: int = 0) -> None:
-        self.state, self.rank, self.pid, self.restart, self.seq = state, rank, pid, restart, 0
-
-    def say(self, body: Card | Sample | Device | End, t: float = 0.0) -> Header:
-        kind = type(body).__name__.lower()
-        header = Header(kind, self.rank, self.pid, self.restart, self.seq)
-        self.seq += 1
-        return self.state.accept(t, encode_header(header), encode_body(body))
-
-    def card(self, t: float = 0.0) -> Header:
-        return self.say(Card(job=JOB, rank=self.rank, pid=self.pid, restart=self.restart), t)
-
-    def sample(self, step: int = 0, t: float = 0.0, padding: int = 0) -> Header:
-        return self.say(Sample(rank=self.rank, step=step, phase="x" * padding), t)
-
-    def device(self, energy: float, t: float = 0.0) -> Header:
-        return self.say(Device(rank=self.rank, detail=DeviceDetail(energy=energy)), t)
-
-    def end(self, how: str, t: float = 0.0) -> Header:
-        return self.say(End(rank=self.rank, how=how), t)
-
-
-def read(item: Item) -> tuple[Header, Body]:
-    header = decode_header(item.header)
-    return header, decode_body(header, item.body)
-
-
-def kinds(items: tuple[Item, ...] | list[Item]) -> list[str]:
-    return [f"{header.kind} {header.rank}" for header, _ in map(read, items)]
 
 
 class Viewer:
@@ -132,8 +90,10 @@ def test_snapshot_has_marks_then_card_history_sample_end_of_each_rank() -> None:
     state.mark(7.0, "gap", "why")
     items = list(state.snapshot())
     assert kinds(items) == [
-        "mark -1", "card 0", "history 0", "sample 0", "card 1", "history 1", "sample 1", "end 1",
-    ]  # fmt: skip
+        "mark -1",
+        *("card 0", "history 0", *["sample 0"] * 5),
+        *("card 1", "history 1", *["sample 1"] * 5, "end 1"),
+    ]
     header, history = read(items[2])
     assert (header.pid, header.restart) == (99, 0)
     assert isinstance(history, History)
@@ -212,9 +172,10 @@ def test_new_life_clears_the_end_and_keeps_the_history() -> None:
     old.end("exception", t=2.0)
     new = Rank(state, 0, pid=200, restart=1)
     new.card(t=3.0)
-    assert kinds(list(state.snapshot())) == ["card 0", "history 0"]
+    former = ["mark 0", "end 0", "mark 0"]
+    assert kinds(list(state.snapshot())) == [*former, "card 0", "history 0"]
     assert not state.wants_card(new.sample(step=0, t=4.0))
-    assert kinds(list(state.snapshot())) == ["card 0", "history 0", "sample 0"]
+    assert kinds(list(state.snapshot())) == [*former, "card 0", "history 0", "sample 0"]
     # What the old life still had under way changes nothing.
     old.sample(step=6, t=5.0)
     old.end("exit", t=5.0)
@@ -230,7 +191,7 @@ def test_new_process_of_the_same_restart_is_a_new_life_too() -> None:
     new.card()
     assert (state.ranks[0].pid, state.ranks[0].end) == (200, None)
     old.sample(step=6)
-    assert (state.ranks[0].pid, state.ranks[0].sample) == (200, None)
+    assert (state.ranks[0].pid, len(state.ranks[0].samples)) == (200, 0)
 
 
 def test_card_is_wanted_until_it_came() -> None:
@@ -427,7 +388,7 @@ def test_viewer_that_was_away_too_long_gets_a_snapshot_and_the_count_of_what_it_
     batch = viewer.must(31.0)
     assert batch.snapshot
     assert batch.lost == 20  # 1 ... 20 are gone, 21 ... 30 are held
-    assert kinds(batch.items) == ["card 0", "history 0", "sample 0"]
+    assert kinds(batch.items) == ["card 0", "history 0", *["sample 0"] * 30]
     rank.sample(step=30, t=32.0)
     assert not viewer.must(32.0).snapshot
 

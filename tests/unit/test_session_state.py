@@ -179,9 +179,9 @@ def test_history_of_the_hub_joins_what_was_seen_here() -> None:
     points = tuple(
         Point(1000.0 + second, second, 1.0, second, None, None, None, None, None, None) for second in range(5)
     )
-    session.feed([message(0, Sample(rank=0, step=4), age=0.5), message(0, History(rank=0, points=points), age=0.2)])
+    session.feed([message(0, Sample(rank=0, step=4), age=0.5), message(0, History(rank=0, points=points), age=0.5)])
     ring = session.ranks[0].history
-    # The hub's newest point is the sample that was heard, half a second old.
+    # The age of a history is that of its newest point, which here is the sample that was heard.
     assert ring.column("t") == pytest.approx([45.5, 46.5, 47.5, 48.5, 49.5])
     assert ring.column("used")[:4] == [0.0, 1.0, 2.0, 3.0]
     clock.advance(1.0)

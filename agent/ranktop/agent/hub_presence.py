@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ranktop.agent.hub_kills import KernelKills
 from ranktop.agent.hub_watch import Gone, ProcessWatch
 from ranktop.wire.schema import Header
 
@@ -22,6 +23,7 @@ class Presence:
 
     def __init__(self) -> None:
         self._watch = ProcessWatch()
+        self._kills = KernelKills()
         self._unwatched: dict[int, float] = {}
         self._ended: list[tuple[float, float, Gone]] = []
         """(when to record it, when it was seen, what)."""
@@ -38,10 +40,17 @@ class Presence:
 
     def follow(self, header: Header, now: float) -> None:
         """Note that a message came from a process."""
-        if self._watch.watch(header.pid) or header.kind == "end":
+        watched = self._watch.watch(header.pid)
+        if watched and header.pid not in self._kills:
+            self._kills.join(header.pid, now)
+        if watched or header.kind == "end":
             self._unwatched.pop(header.pid, None)
         elif header.pid in self._unwatched or len(self._unwatched) < _MAX_UNWATCHED:
             self._unwatched[header.pid] = now
+
+    def activity(self, pid: int) -> str:
+        """Return what a process does in a word (``stopped``, ``sleeping``, ...); empty where it cannot be seen."""
+        return self._watch.activity(pid)
 
     def collect(self, now: float, signalled: bool) -> list[tuple[float, Gone]]:
         """Return the ends that are due to be recorded, each with the time at which it was seen.
@@ -50,7 +59,8 @@ class Presence:
         """
         if signalled or (self._watch.must_look and now >= self._next_look):
             self._next_look = now + _LOOK_EVERY
-            self._ended += [(now + GRACE, now, gone) for gone in self._watch.gone()]
+            self._ended += [(now + GRACE, now, self._kills.explain(gone, now)) for gone in self._watch.gone()]
+        self._kills.look(now)
         for pid, last in list(self._unwatched.items()):
             if now - last > SILENCE:
                 del self._unwatched[pid]

@@ -45,6 +45,8 @@ LINGER: Final = 180.0
 _FIRST_WORD: Final = 15.0
 """Seconds a new hub waits for the first word of an agent."""
 _HOUSEKEEPING: Final = 2.0
+_SILENCE_EVERY: Final = 1.0
+"""Seconds between two looks at the processes of ranks that are silent."""
 _MAX_ERRORS: Final = 100
 """Failed turns in a row after which a hub gives up, so that a sound one can take over."""
 _AT_ONCE: Final = 512
@@ -102,6 +104,7 @@ class HubServer:
         self._linger = _linger()
         self._alone_since = now
         self._next_housekeeping = now
+        self._next_silence = now
         self._stopping = False
         self._catch_signals()
         self._note_replacement(now)
@@ -178,12 +181,22 @@ class HubServer:
         now = time.monotonic()
         for seen, gone in self._presence.collect(now, self._presence.fileno() in ready):
             self.state.end_process(seen, gone.pid, gone.how, gone.code, gone.detail)
+        if now >= self._next_silence:
+            self._next_silence = now + _SILENCE_EVERY
+            self._look_at_silent(now)
         for address, batch in self._viewers.answers(now):
             self._send(self._visitors, address, encode_batch(batch))
         self._consider_end(now)
         if now >= self._next_housekeeping:
             self._next_housekeeping = now + _HOUSEKEEPING
             self._keep_house()
+
+    def _look_at_silent(self, now: float) -> None:
+        """Tell what the process of a silent rank does: stopped, or alive without a word."""
+        for number in self.state.silent(now):
+            word = self._presence.activity(self.state.ranks[number].pid)
+            if word:
+                self.state.note_process(now, number, word)
 
     def _timeout(self) -> float:
         """Seconds until something is due, at most 1."""

@@ -1,4 +1,8 @@
-"""What a hub knows: last messages and history of each rank, and a bounded stream for viewers to follow."""
+"""What a hub knows: last messages and history of each rank, and a bounded stream for viewers to follow.
+
+Its memory is bounded: 32 MiB of stream, 64 MiB of the ranks' last samples (as much again for those of ranks that came
+back after an out-of-memory), 45 MB of history, and of each rank its newest card, device, stack and box.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ranktop.agent.hub_history import PointRing
+from ranktop.agent.hub_ranks import SAMPLES_BYTES, Frozen, Rank, Shares, freeze, item_bytes
 from ranktop.wire.codec import BadMessage, decode_body, decode_header, encode_body, encode_header
 from ranktop.wire.points import point_of
-from ranktop.wire.schema import Body, Card, Device, End, Header, History, Item, Job, Mark, Sample
+from ranktop.wire.schema import Body, Box, Card, Device, End, Header, Item, Job, Mark, Sample, Stack
+
+__all__ = ["HubState", "Rank", "Stream", "item_bytes"]
 
 MAX_RANKS: Final = 65536
 """Ranks from this number on are refused: no job has them, and each costs memory."""
@@ -18,29 +25,12 @@ MAX_RANKS: Final = 65536
 RING_BYTES: Final = 32 * 1024 * 1024
 RING_ITEMS: Final = 100_000
 
-_ITEM_OVERHEAD: Final = 200
+MAX_LEFT: Final = 64 * 1024
+"""Bytes of a stack or a box; they are kept for as long as the hub lives."""
+
+_FROM_AGENTS: Final = ("card", "sample", "device", "stack", "box", "end")
 _MARKS: Final = 32
 _FORMER: Final = 16
-
-
-@dataclass(slots=True)
-class Rank:
-    """One rank in its present life."""
-
-    pid: int
-    restart: int
-    history: PointRing
-    seq: int = -1
-    card: Item | None = None
-    sample: Item | None = None
-    end: Item | None = None
-    device: Item | None = None
-    former: tuple[tuple[int, int], ...] = ()
-    """(restart, pid) of lives that this one has replaced; what they still had under way is ignored."""
-
-
-_Frozen = tuple[int, int, int, PointRing, tuple[Item | None, ...]]
-"""(number, pid, restart, history, last messages) of a rank, as a snapshot began."""
 
 
 @dataclass(slots=True)
@@ -93,11 +83,6 @@ class Stream:
         return taken
 
 
-def item_bytes(item: Item) -> int:
-    """Bytes that an item costs in memory and, roughly, on the wire."""
-    return len(item.header) + len(item.body) + _ITEM_OVERHEAD
-
-
 class HubState:
     """Everything a hub holds. No sockets, no clock: times are the caller's."""
 
@@ -114,27 +99,31 @@ class HubState:
     def accept(self, t: float, head: bytes, body: bytes) -> Header:
         """Take a message from an agent; WireError when it cannot be used, and nothing has changed then."""
         header = decode_header(head)
-        if header.kind not in ("card", "sample", "device", "end"):
+        if header.kind not in _FROM_AGENTS:
             raise BadMessage(f"agents send no {header.kind!r}")
         if not 0 <= header.rank < MAX_RANKS:
             raise BadMessage(f"rank {header.rank} is out of range")
         if not (0 <= header.pid < 2**31 and 0 <= header.restart < 2**31 and 0 <= header.seq < 2**62):
             raise BadMessage("a number in the header is out of range")
+        if header.kind in ("stack", "box") and len(body) > MAX_LEFT:
+            raise BadMessage(f"a {header.kind} of {len(body)} bytes is too large (at most {MAX_LEFT})")
         message = decode_body(header, body)
         if isinstance(message, Card) and message.job.id != self.job.id:
             raise BadMessage("a card of another job")
-        rank = self._life(header)
+        rank = self._life(header, t)
         if rank is not None:
             rank.seq = max(rank.seq, header.seq)
             self._keep(rank, message, t, head, body)
+        elif isinstance(message, (Box, End)):
+            self._keep_late(header, message, t, head, body)
         return header
 
-    def _life(self, header: Header) -> Rank | None:
+    def _life(self, header: Header, t: float) -> Rank | None:
         """Return the rank in the life that the header names; None when a newer life has replaced it."""
         life = (header.restart, header.pid)
         known = self.ranks.get(header.rank)
         if known is None:
-            rank = Rank(header.pid, header.restart, PointRing(self.job.world_size))
+            rank = Rank(header.pid, header.restart, PointRing(self.job.world_size), t)
         elif (known.restart, known.pid) == life:
             return known
         elif header.restart < known.restart or life in known.former:
@@ -142,24 +131,50 @@ class HubState:
         else:
             # torchrun does not count a restart when nodes join or leave, so a new process is a new life as well.
             former = (*known.former, (known.restart, known.pid))[-_FORMER:]
-            rank = Rank(header.pid, header.restart, known.history, former=former)
+            rank = known.succeeded(header, t, former)
         self.ranks[header.rank] = rank
         return rank
 
     def _keep(self, rank: Rank, message: Body, t: float, head: bytes, body: bytes) -> None:
-        if isinstance(message, End) and rank.end is not None:
-            return  # the first account of an end stays
+        first = (isinstance(message, End) and rank.end is None) or (isinstance(message, Box) and rank.box is None)
+        if isinstance(message, (Box, End)) and not first:
+            return  # the first account stays
         item = self.stream.add(t, head, body)
-        if isinstance(message, Card):
-            rank.card = item
+        if isinstance(message, Sample):
+            self._keep_sample(rank, message, item)
+        elif isinstance(message, Card):
+            rank.card, rank.heard = item, t
             self.job = message.job
-        elif isinstance(message, Sample):
-            rank.sample = item
-            rank.history.add(point_of(message, t))
         elif isinstance(message, Device):
             rank.device = item
+        elif isinstance(message, Stack):
+            if message.step >= rank.step:
+                rank.stack, rank.stack_step = item, message.step
+        elif isinstance(message, Box):
+            rank.box, rank.fallen = item, None
+            if rank.before is not None and rank.before.box is not None:
+                rank.before.drop_box()
         else:
             rank.end = item
+
+    def _keep_sample(self, rank: Rank, sample: Sample, item: Item) -> None:
+        rank.samples.add(item, SAMPLES_BYTES // max(1, self.job.world_size, len(self.ranks)))
+        rank.history.add(point_of(sample, item.t))
+        rank.heard, rank.interval, rank.step = item.t, sample.interval, sample.step
+        rank.process, rank.process_word = None, ""
+        if rank.stack is not None and sample.step > rank.stack_step:
+            rank.stack = None
+
+    def _keep_late(self, header: Header, message: Box | End, t: float, head: bytes, body: bytes) -> None:
+        """Keep the last words of the life before the present one, should they come only now."""
+        known = self.ranks.get(header.rank)
+        before = known.before if known is not None else None
+        if before is None or (before.restart, before.pid) != (header.restart, header.pid):
+            return
+        if isinstance(message, End) and before.end is None:
+            before.end = self.stream.add(t, head, body)
+        elif isinstance(message, Box) and before.box is None and known is not None and known.box is None:
+            before.box, known.fallen = self.stream.add(t, head, body), None
 
     def wants_card(self, header: Header) -> bool:
         """Tell whether the sender of a message should send its card again."""
@@ -176,39 +191,45 @@ class HubState:
 
     def end_process(self, t: float, pid: int, how: str, code: int | None, detail: str) -> None:
         """Record the end of a process for the ranks in it that have not told of their end themselves."""
-        for number, rank in self.ranks.items():
-            if rank.pid != pid or rank.end is not None:
-                continue
-            rank.seq += 1
-            header = Header("end", number, pid, rank.restart, rank.seq)
-            body = End(rank=number, how=how, code=code, detail=detail)
-            rank.end = self.stream.add(t, encode_header(header), encode_body(body))
+        for number, present in self.ranks.items():
+            # The next life may be quicker than the news of how the one before ended.
+            for rank in (present, present.before):
+                if rank is None or rank.pid != pid or rank.end is not None:
+                    continue
+                rank.seq += 1
+                header = Header("end", number, pid, rank.restart, rank.seq)
+                body = End(rank=number, how=how, code=code, detail=detail)
+                rank.end = self.stream.add(t, encode_header(header), encode_body(body))
+
+    def silent(self, now: float) -> list[int]:
+        """Return the ranks that have not ended and whose samples are overdue."""
+        return [number for number, rank in self.ranks.items() if rank.silent(now)]
+
+    def note_process(self, t: float, number: int, word: str) -> None:
+        """Tell what a silent rank's process does, when that is news."""
+        rank = self.ranks[number]
+        if word == rank.process_word:
+            return
+        rank.process_word = word
+        header = Header("mark", number, rank.pid, rank.restart, max(0, rank.seq))
+        body = encode_body(Mark(what="process", detail=word))
+        rank.process = self.stream.add(t, encode_header(header), body)
 
     def snapshot(self) -> Iterator[Item]:
-        """Return all that is known now, in order: marks, then per rank card, history, device, last sample, end.
+        """Return all that is known now, in order: marks, then of each rank what follows.
 
-        Later messages do not show in it, however slowly it is consumed; they follow in the stream.
+        Of former lives: the samples before an out-of-memory and the box, the end, a mark that the present life began.
+        Then card, history, device, the last samples, stack, box, process mark, end. Later messages do not show in it,
+        however slowly it is consumed; they follow in the stream.
         """
-        frozen: list[_Frozen] = [
-            (number, rank.pid, rank.restart, rank.history, (rank.card, rank.device, rank.sample, rank.end))
-            for number, rank in sorted(self.ranks.items())
-        ]
+        ranks = sorted(self.ranks.items())
+        lives = (life for _, rank in ranks for life in (rank, rank.before, rank.fallen))
+        shares = Shares.of(len(ranks), sum(life is not None and life.box is not None for life in lives))
+        frozen = [freeze(number, rank, shares, self.stream.last) for number, rank in ranks]
         return self._unfold(list(self._marks), frozen)
 
     @staticmethod
-    def _unfold(
-        marks: list[Item],
-        ranks: list[_Frozen],
-    ) -> Iterator[Item]:
+    def _unfold(marks: list[Item], ranks: list[Frozen]) -> Iterator[Item]:
         yield from marks
-        for number, pid, restart, history, (card, device, sample, end) in ranks:
-            if card is not None:
-                yield card
-            # A new life that has not sent a sample yet still has the history of the one before it.
-            newest = sample or card or end
-            points = history.points(newest.t) if newest is not None else ()
-            if newest is not None and points:
-                header = encode_header(Header("history", number, pid, restart, 0))
-                body = encode_body(History(rank=number, points=points))
-                yield Item(newest.number, points[-1].t, header, body)
-            yield from (item for item in (device, sample, end) if item is not None)
+        for rank in ranks:
+            yield from rank.items()

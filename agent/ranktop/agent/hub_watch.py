@@ -19,6 +19,17 @@ _PIDFD_GET_INFO: Final = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
 _PIDFD_INFO_EXIT: Final = 1 << 3
 
 
+ACTIVITIES: Final = {
+    "T": "stopped",
+    "t": "stopped",
+    "D": "waiting for I/O",
+    "S": "sleeping",
+    "I": "sleeping",
+    "R": "running",
+}
+"""State of proc_pid_stat(5) -> in a word."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gone:
     """A process that has ended."""
@@ -77,6 +88,13 @@ class ProcessWatch:
             self._epoll.register(descriptor, select.EPOLLIN)
         self._watched[pid] = _Watched(pid, descriptor, status.started, _may_read(pid))
         return True
+
+    def activity(self, pid: int) -> str:
+        """Return what a watched process does (its first thread): a word of :data:`ACTIVITIES`, empty when unknown."""
+        watched, status = self._watched.get(pid), _status(pid)
+        if watched is None or status is None or status.started != watched.started:
+            return ""
+        return ACTIVITIES.get(status.state, "")
 
     def gone(self) -> list[Gone]:
         """Return the processes that have ended since the last call; they are no longer watched."""

@@ -1,4 +1,4 @@
-"""The memory limit of a container or a batch job: what a process may use before the kernel kills it."""
+"""The memory limit of a container or a batch job: what a process may use before the kernel kills it, and its kills."""
 
 from __future__ import annotations
 
@@ -23,13 +23,30 @@ class MemoryLimit:
     """Without pages of files that nobody needs just now; None where the kernel does not tell."""
 
 
-class MemoryGroups:
-    """The memory cgroups around this process, v1 or v2; found once, read often."""
+@dataclass(frozen=True, slots=True)
+class GroupCounts:
+    """What the kernel has counted of one memory cgroup since that was made; None where it does not tell."""
 
-    def __init__(self, read: Read | None = None) -> None:
-        """``read`` stands in for reading the machine's own files."""
+    kills: int | None
+    """Processes that the OOM killer has ended: of the cgroup itself (v1), of those within it as well (v2)."""
+    hits: int | None
+    """How often its limit was in the way: of any allocation (v1), so that nothing could be given out (v2)."""
+    limit: int | None
+    """Bytes; None without one."""
+
+
+class MemoryGroups:
+    """The memory cgroups around a process, v1 or v2; found once, read often."""
+
+    def __init__(self, read: Read | None = None, pid: int | None = None) -> None:
+        """``read`` stands in for reading the machine's own files; ``pid`` is another process than this one."""
         self._read = read or _text
-        self._groups = _groups(self._read("/proc/self/cgroup") or "")
+        self._groups = _groups(self._read(f"/proc/{'self' if pid is None else pid}/cgroup") or "")
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders of the cgroups, the process's own first; those that are not mounted here as well."""
+        return tuple(folder for folder, _ in self._groups)
 
     def tightest(self) -> MemoryLimit | None:
         """Return the tightest limit of those that are set, None when none is."""
@@ -53,6 +70,36 @@ class MemoryGroups:
         return int(text) if text.isdigit() else None
 
 
+def group_counts(folder: str, read: Read | None = None) -> GroupCounts:
+    """Read the counters of a memory cgroup by its folder; all None where there is none."""
+    read = read or _text
+    events, control = read(f"{folder}/memory.events"), read(f"{folder}/memory.oom_control")
+    if events is not None:
+        kills, hits = _counter(events, "oom_kill"), _counter(events, "oom")
+        limit = read(f"{folder}/memory.max")
+    elif control is not None:
+        failures = (read(f"{folder}/memory.failcnt") or "").strip()
+        kills, hits = _counter(control, "oom_kill"), int(failures) if failures.isdigit() else None
+        limit = read(f"{folder}/memory.limit_in_bytes")
+    else:
+        return GroupCounts(None, None, None)
+    limit = (limit or "").strip()
+    return GroupCounts(kills, hits, int(limit) if limit.isdigit() and int(limit) < _NO_LIMIT else None)
+
+
+def machine_kills(read: Read | None = None) -> int | None:
+    """Return how many processes the kernel's OOM killer has ended on this machine since it started, None if unknown."""
+    return _counter((read or _text)("/proc/vmstat") or "", "oom_kill")
+
+
+def _counter(text: str, name: str) -> int | None:
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdigit():
+            return int(value)
+    return None
+
+
 def _groups(text: str) -> tuple[tuple[str, int], ...]:
     """Return the folders of the memory cgroups around this process, its own first, with their version."""
     found: list[tuple[str, int]] = []
@@ -71,11 +118,7 @@ def _groups(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def _field(text: str, name: str) -> int:
-    for line in text.splitlines():
-        key, _, value = line.partition(" ")
-        if key == name and value.strip().isdigit():
-            return int(value)
-    return 0
+    return _counter(text, name) or 0
 
 
 def _text(name: str) -> str | None:

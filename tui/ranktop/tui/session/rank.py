@@ -11,7 +11,7 @@ from ranktop.budget.terms import Budget, Memory
 from ranktop.probes.reading import AllocatorReading, DeviceDetail, StepTimes
 from ranktop.tui.session.expected import difference, expected, peak_moment
 from ranktop.tui.session.footprints import KEPT, Footprint, footprint
-from ranktop.tui.session.rings import Ring
+from ranktop.tui.session.rings import Ring, joined
 from ranktop.wire.points import point_of
 from ranktop.wire.schema import Box, Card, Device, End, Header, Look, Mark, Point, Sample, Stack
 
@@ -104,6 +104,14 @@ class RankView:
     """When that reached the hub, on the session's clock."""
     process: str = ""
     """What its node says of its process while it is silent: ``stopped``, ``sleeping``, ... (``Mark``)."""
+    former: End | None = None
+    """How the life before this one ended; None in a first life, and where nobody told."""
+    former_box: Box | None = None
+    """What the last former life that ran out of memory left behind; None once a later life leaves its own."""
+    former_boxed: float | None = None
+    """When that reached the hub, on the session's clock."""
+    former_footprints: Sequence[Footprint] = ()
+    """Memory of the last steps of that life, oldest first."""
 
     @property
     def stale(self) -> bool:
@@ -165,6 +173,10 @@ class RankState:
         self.box: Box | None = None
         self.boxed: float | None = None
         self.process = ""
+        self.former: End | None = None
+        self.former_box: Box | None = None
+        self.former_boxed: float | None = None
+        self.former_footprints: tuple[Footprint, ...] = ()
         self.history = Ring()
         self.marks: deque[Event] = deque(maxlen=MARKS_KEPT)
         self.budget: Budget | None = None
@@ -179,11 +191,13 @@ class RankState:
             return False
         anyone = not self.pid or not header.pid or header.pid == self.pid
         same = header.restart == self.restart and anyone
-        if not same and header.restart == self.restart and self.end is None and header.kind != "card":
+        begins = header.kind in ("card", "mark")
+        if not same and header.restart == self.restart and self.end is None and not begins:
             return False
         if not same:
             if self.pid and header.restart != self.restart:
                 self.marks.append(Event(at, "restart", f"restart {header.restart} as pid {header.pid}"))
+            self._bury()
             self.card = self.sample = self.end = self.received = self.ended = None
             self.detail = self.allocator = self.described = None
             self.budget = self.peak = None
@@ -196,6 +210,18 @@ class RankState:
             self._compared = False
         self.pid, self.restart = header.pid or self.pid, header.restart
         return True
+
+    def _bury(self) -> None:
+        """Keep of a life that is over how it ended, and what it left behind when it ran out of memory."""
+        self.former = self.end
+        if self.box is not None:
+            self.former_box, self.former_boxed = self.box, self.boxed
+            self.former_footprints = tuple(self.footprints)
+
+    def recall(self, header: Header, end: End) -> None:
+        """Take how the life before this one ended, told only after this one began."""
+        if self.former is None and header.restart < self.restart:
+            self.former = end
 
     def hear(self, sample: Sample, at: float) -> None:
         """Take a sample that reached the hub at ``at``."""
@@ -228,6 +254,8 @@ class RankState:
         """Take what the rank leaves behind; the first account stays."""
         if self.box is None:
             self.box, self.boxed = box, at
+            self.former_box = self.former_boxed = None
+            self.former_footprints = ()
 
     def describe(self, device: Device, at: float) -> None:
         """Take what the rank said of its device and its allocator, which reached the hub at ``at``."""
@@ -236,27 +264,18 @@ class RankState:
         self.described = at
 
     def remember(self, points: tuple[Point, ...], at: float) -> None:
-        """Keep the hub's history until :meth:`settle` knows how its clock relates to this one."""
+        """Keep the hub's history, whose newest point is from ``at``, until :meth:`settle`."""
         self._past = (points, at)
 
     def settle(self) -> None:
-        """Put the hub's history before the points seen here: its newest point is the last sample heard."""
+        """Put the hub's history between the points seen here."""
         if self._past is None:
             return
         points, at = self._past
         self._past = None
         if not points:
             return
-        anchor = (self.received if self.received is not None else at) - points[-1].t
-        seen = self.history
-        first = seen.column("t")[0] if len(seen) else float("inf")
-        merged = Ring(seen.capacity)
-        for point in points:
-            if point.t + anchor < first - 0.01:
-                merged.append(_moved(point, point.t + anchor))
-        for values in zip(*(seen.column(name) for name in Point.__struct_fields__), strict=True):
-            merged.append(Point(*values))
-        self.history = merged
+        self.history = joined(points, at - points[-1].t, self.history)
 
     def compare(self) -> None:
         """Lay the budget beside the last table and note since when each category differs."""
@@ -330,15 +349,19 @@ class RankState:
             box=self.box,
             boxed=self.boxed,
             process=self.process,
+            former=self.former,
+            former_box=self.former_box,
+            former_boxed=self.former_boxed,
+            former_footprints=self.former_footprints,
         )
 
-    def mark(self, mark: Mark, at: float) -> None:
+    def mark(self, header: Header, mark: Mark, at: float) -> None:
         """Note something that happened to the rank's stream, or what its node says of its process."""
+        if mark.what == "life":
+            self.accept(header, at)
+            return
         if mark.what == "process":
-            self.process = mark.detail
+            if (header.restart, header.pid) == (self.restart, self.pid):
+                self.process = mark.detail
             return
         self.marks.append(Event(at, mark.what, mark.detail))
-
-
-def _moved(point: Point, t: float) -> Point:
-    return Point(t, *(getattr(point, name) for name in Point.__struct_fields__[1:]))

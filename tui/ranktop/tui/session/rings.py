@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 from typing import Final
+
+from msgspec import structs
 
 from ranktop.wire.schema import Point
 
@@ -12,6 +15,9 @@ CAPACITY: Final = 1800
 """Points kept per rank: 30 minutes at one a second."""
 
 COLUMNS: Final = Point.__struct_fields__
+SAME_SECOND: Final = 0.45
+"""Seconds within which two points are the same one, told and seen."""
+
 _NONE: Final = math.nan
 _LARGEST: Final = 3e38
 """What a 32-bit float can hold; anything above is no measurement."""
@@ -61,3 +67,25 @@ class Ring:
         other._start = self._start
         other._columns = {name: column[:] for name, column in self._columns.items()}
         return other
+
+
+def joined(told: Sequence[Point], shift: float, seen: Ring) -> Ring:
+    """Return ``seen`` with the points ``told`` (oldest first, ``shift`` seconds to be added) that it lacks.
+
+    A second that was seen is not told again: a sample comes with its exact time, a told point may be thinned out.
+    """
+    times = seen.column("t")
+    rows = [seen.column(name) for name in COLUMNS]
+    merged = Ring(seen.capacity)
+    place = 0
+    for point in told:
+        t = point.t + shift
+        while place < len(times) and times[place] <= t:
+            merged.append(Point(*(row[place] for row in rows)))
+            place += 1
+        near = (times[i] for i in (place - 1, place) if 0 <= i < len(times))
+        if all(abs(t - other) > SAME_SECOND for other in near):
+            merged.append(structs.replace(point, t=t))
+    for later in range(place, len(times)):
+        merged.append(Point(*(row[later] for row in rows)))
+    return merged

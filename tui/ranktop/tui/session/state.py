@@ -133,9 +133,11 @@ class Session:
             state.remember(body.points, at)
             return True
         if isinstance(body, Mark):
-            state.mark(body, at)
+            state.mark(item.header, body, at)
             return False
         if not state.accept(item.header, at):
+            if isinstance(body, End):
+                state.recall(item.header, body)
             return False
         if isinstance(body, Card):
             state.card = body
