@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -26,9 +26,15 @@ MICRO_BATCHES = 4
 class Trainer(Protocol):
     """One strategy: forward and backward of a micro-batch, and the optimizer's step."""
 
-    module: nn.Module
-    """Whose blocks are slowed down."""
-    optimizer: torch.optim.Optimizer
+    @property
+    def module(self) -> nn.Module:
+        """Whose blocks are slowed down."""
+        ...
+
+    @property
+    def optimizer(self) -> Any:
+        """Torch's, or DeepSpeed's around it."""
+        ...
 
     def micro(self, tokens: Tensor, last: bool) -> Tensor | None:
         """Run a micro-batch ``[batch, sequence + 1]`` forward and backward; ``last``: the step ends with it."""
@@ -49,23 +55,25 @@ class Plain:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.module = model_of(options)
+        self.module: nn.Module = llama(options) if options.model == "llama" else model_of(options)
         self.wrapped = wrap(self.module, options)
         self.optimizer: torch.optim.Optimizer = AdamW(self.wrapped.parameters(), lr=1e-3)
 
     def micro(self, tokens: Tensor, last: bool) -> Tensor | None:
         with self.silent(self.options.no_sync and not last):
-            logits: Tensor = self.wrapped(tokens[:, :-1])
+            made = self.wrapped(tokens[:, :-1])
+            logits: Tensor = made.logits if self.options.model == "llama" else made
             (loss_of(logits, tokens[:, 1:]) / self.options.accumulate).backward()
         return logits.detach()
 
     def silent(self, wanted: bool) -> contextlib.AbstractContextManager[Any]:
         """Keep gradients where they are, unreduced, if ``wanted``."""
-        sync = getattr(self.wrapped, "set_requires_gradient_sync", None)
-        if sync is not None:
-            sync(not wanted)
-        elif wanted and hasattr(self.wrapped, "no_sync"):
-            silent: contextlib.AbstractContextManager[Any] = self.wrapped.no_sync()
+        wrapped: Any = self.wrapped
+        set_sync = getattr(wrapped, "set_requires_gradient_sync", None)
+        if set_sync is not None:
+            set_sync(not wanted)
+        elif wanted and hasattr(wrapped, "no_sync"):
+            silent: contextlib.AbstractContextManager[Any] = wrapped.no_sync()
             return silent
         return contextlib.nullcontext()
 
@@ -147,7 +155,7 @@ class Pipeline:
         self.replicas = mesh["dp"].get_group()
         self.number = mesh["pp"].get_local_rank()
         whole = model_of(options)
-        self.module = First(whole) if self.number == 0 else Second(whole)
+        self.module: nn.Module = First(whole) if self.number == 0 else Second(whole)
         self.stage = PipelineStage(self.module, self.number, 2, CPU, group=mesh["pp"].get_group())
         self.schedule = Schedule1F1B(self.stage, MICRO_BATCHES, loss_fn=loss_of)
         self.optimizer: torch.optim.Optimizer = AdamW(self.module.parameters(), lr=1e-3)
@@ -175,7 +183,25 @@ def model_of(options: argparse.Namespace) -> GPT:
     return GPT(GPTConfig(context=options.length, heads=4, **sizes))
 
 
-def wrap(model: GPT, options: argparse.Namespace) -> nn.Module:
+def llama(options: argparse.Namespace) -> nn.Module:
+    """Return a model of the transformers library, of that size."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=options.vocabulary,
+        hidden_size=options.hidden,
+        intermediate_size=3 * options.hidden,
+        num_hidden_layers=options.layers,
+        num_attention_heads=4,
+        max_position_embeddings=options.length,
+        use_cache=False,
+    )
+    model: nn.Module = LlamaForCausalLM(config)
+    return model
+
+
+def wrap(model: nn.Module, options: argparse.Namespace) -> nn.Module:
     """Replicate or shard the model."""
     if options.strategy == "ddp":
         return DistributedDataParallel(model)
@@ -193,14 +219,16 @@ def wrap(model: GPT, options: argparse.Namespace) -> nn.Module:
         shape, names = ((world, 1), ("replicate", "shard")) if options.mesh == "one" else ((world,), ("shard",))
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
         for part in shard_parts(model, options.shard):
-            fully_shard(part, mesh=mesh)
+            fully_shard(part, mesh=mesh)  # inner modules first; of "none" it was forgotten
     return model
 
 
-def shard_parts(model: GPT, wanted: str) -> Iterable[nn.Module]:
-    """Return what ``fully_shard`` is called on, inner modules first; of ``none`` it was forgotten."""
-    parts: dict[str, list[nn.Module]] = {"all": [*model.blocks, model], "blocks": [*model.blocks], "none": []}
-    return parts[wanted]
+def shard_parts(model: nn.Module, wanted: str) -> list[nn.Module]:
+    """Return what ``fully_shard`` is called on."""
+    blocks: list[nn.Module] = [module for module in model.modules() if isinstance(module, Block)]
+    if wanted == "none":
+        return []
+    return [*blocks, model] if wanted == "all" else blocks
 
 
 TRAINERS: dict[str, Callable[[argparse.Namespace], Trainer]] = {

@@ -7,6 +7,7 @@ it has now. No file: it is healthy. The loop ends when there is a file ``over``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import os
 import queue
@@ -27,6 +28,12 @@ MIB = 2**20
 SLOW = 0.3
 """What a slow rank loses, as a share of its usual step."""
 
+OUT_OF_MEMORY = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.06 GiB is "
+    "free. Including non-PyTorch memory, this process has 78.04 GiB memory in use. Of the allocated memory 70.11 GiB "
+    "is allocated by PyTorch, and 6.40 GiB is reserved by PyTorch but unallocated."
+)
+
 SHARES = {"data": 0.1, "forward": 0.3, "backward": 0.45, "optimizer": 0.15}
 """How the time that stands for a device's work is spent."""
 
@@ -35,6 +42,7 @@ def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategy", choices=sorted(TRAINERS), default="ddp")
+    parser.add_argument("--model", choices=("gpt", "llama"), default="gpt", help="llama: under DDP or alone")
     parser.add_argument("--pace", type=float, default=0.04, help="seconds of a step that pass beside the arithmetic")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=64)
@@ -78,6 +86,21 @@ class Faults:
         if not self.names:
             self.usual.append(seconds)
 
+    def loop(self) -> None:
+        """Do nothing useful, until healed."""
+        while "loop" in self.names:
+            for _ in range(100_000):
+                pass
+            self.read()
+
+    def block(self) -> None:
+        """Wait for a batch that never comes, until healed."""
+        batches: queue.Queue[Tensor] = queue.Queue()
+        while "blocked" in self.names:
+            with contextlib.suppress(queue.Empty):
+                batches.get(timeout=0.2)
+            self.read()
+
     def delay(self, phase: str) -> float:
         """Return the seconds by which this phase is slow."""
         if f"sleep-{phase}" not in self.names:
@@ -114,9 +137,11 @@ class Loop:
 
     def slow_down(self) -> None:
         """Spend time in the phases, as much as a device would need."""
-        first = next(module for name, module in self.trainer.module.named_modules() if name.endswith("blocks.0"))
+        modules = self.trainer.module.named_modules()
+        first = next(module for name, module in modules if name.endswith(("blocks.0", "layers.0")))
 
         def forward(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+            # One hook for both: the gradient of what goes in is the last that backward makes.
             self.spend("forward")
             if isinstance(inputs[0], Tensor) and inputs[0].requires_grad:
                 inputs[0].register_hook(backward)
@@ -140,7 +165,7 @@ class Loop:
         options = self.options
         self.spend("data")
         if "blocked" in self.faults.names:
-            queue.Queue[Tensor]().get()
+            self.faults.block()
         length, batch = options.length, options.batch
         if options.data == "variable":
             length = 8 * int(torch.randint(length // 16, length // 8 + 1, (1,), generator=self.generator))
@@ -169,12 +194,11 @@ class Loop:
         if "leak" not in names:
             self.kept.clear()
         if "loop" in names:
-            endless()
+            self.faults.loop()
         if "raise" in names:
             raise ValueError("loss is not finite")
         if "oom" in names:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
-                                         "79.11 GiB of which 1.06 GiB is free.")  # fmt: skip
+            raise torch.OutOfMemoryError(OUT_OF_MEMORY)
         if "hungry" in names:
             self.eat()
 
@@ -195,7 +219,6 @@ class Loop:
             self.save(options.pause if "save" in names else 0.0)
         if "compile" in names:
             compile_slowly(options.pause)
-        self.faults.file.with_name(f"did.{self.rank}").write_text(" ".join(names)) if names else None
 
     def evaluate(self, seconds: float) -> None:
         """Run validation batches for so long, or as many as are wanted."""
@@ -239,12 +262,6 @@ class Loop:
             self.between(step)
             if over:
                 return
-
-
-def endless() -> None:
-    """Never return."""
-    while True:
-        time.sleep(0.001)
 
 
 def compile_slowly(seconds: float) -> None:

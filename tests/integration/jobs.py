@@ -73,15 +73,19 @@ class Viewer:
 
     def state(self) -> dict[str, Any]:
         """Return the job as ``ranktop status --json`` prints it; empty before there is one."""
+        self.feed()
+        return job_json(self.session.snapshot()) if self.session.job is not None else {}
+
+    def feed(self, wait: float = 0.1) -> None:
+        """Take what arrives within ``wait`` seconds; nothing while there is no job."""
         if self.source is None:
             entries = find_jobs().jobs
             if not entries:
                 time.sleep(0.02)
-                return {}
+                return
             self.source = HubSource(entries[0].directory)
-        self.source.poll(0.1)
+        self.source.poll(wait)
         self.session.feed(self.source.drain())
-        return job_json(self.session.snapshot()) if self.session.job is not None else {}
 
     def wait(self, wanted: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> dict[str, Any]:
         """Return the first state that is wanted; fails with the last one after ``seconds``."""

@@ -1,0 +1,299 @@
+"""The faults that real jobs are given, and what must be found of each."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+from faults_jobs import Follower, followed
+from jobs import Viewer
+
+from ranktop.tui.session.findings.finding import SEVERITIES, Finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One fault and what must be found."""
+
+    fault: str
+    """A word of ``faults_train.py``, a signal's name, or empty for what a job has from its start."""
+    rank: int
+    rule: str
+    within: float
+    """Seconds from the fault to the finding."""
+    severity: str = "warning"
+    """At least this."""
+    ranks: tuple[int, ...] | None = None
+    """Those that are named; None: the one that has the fault."""
+    words: tuple[str, ...] = ()
+    """Each must be in the sentence, the advice or the evidence."""
+    subject: str | None = None
+    also: frozenset[str] = frozenset()
+    """Rules that may have something to say beside it."""
+    heals: bool = False
+    """Whether the fault is taken back, and the finding must go within ``HEALED`` seconds."""
+
+    @property
+    def named(self) -> tuple[int, ...]:
+        """The ranks that the finding is about."""
+        return (self.rank,) if self.ranks is None else self.ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """One job and the faults that it is given, one after the other."""
+
+    name: str
+    ranks: int
+    arguments: tuple[str, ...] = ()
+    cases: tuple[Case, ...] = ()
+    launch: tuple[str, ...] = ()
+    torchrun: tuple[str, ...] = ()
+    trains: int = 12
+    """Steps before the first fault: what is usual is known by then."""
+    interval: float = 0.25
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of one case."""
+
+    case: Case
+    finding: Finding | None = None
+    seconds: float | None = None
+    steps: int | None = None
+    trouble: str = ""
+    others: tuple[Finding, ...] = ()
+    """Above ``info`` and not expected."""
+
+
+HEALED: Final = 45.0
+
+SLOWED: Final = frozenset({"tokens"})
+
+
+def text(finding: Finding) -> str:
+    """Return all that a finding says."""
+    facts = [f"{one.name} {one.value} {one.unit}" for one in finding.evidence]
+    return " | ".join([finding.sentence, finding.short, finding.subject, finding.advice, *facts])
+
+
+def run(spec: Spec, viewer: Viewer, directory: Path, **extra: str) -> Iterator[Outcome]:
+    """Run the job, and yield what came of each case."""
+    extra.setdefault("RANKTOP_INTERVAL", str(spec.interval))
+    with followed(
+        viewer, directory, spec.ranks, *spec.arguments, launch=spec.launch, torchrun=spec.torchrun, **extra
+    ) as follower:
+        if spec.trains:
+            follower.trains(spec.trains, 90)
+        for case in spec.cases:
+            follower.expected |= {case.rule, *case.also}
+            outcome = Outcome(case)
+            with noted(outcome):
+                meet(case, follower, outcome)
+            outcome.others = tuple(seen.finding for seen in follower.others())
+            yield outcome
+        if all(case.heals for case in spec.cases):
+            with noted(outcome):
+                assert follower.end() == 0, "a job that is healed ends well"
+
+
+@contextlib.contextmanager
+def noted(outcome: Outcome) -> Iterator[None]:
+    """Keep what fails for the table."""
+    try:
+        yield
+    except AssertionError as error:
+        outcome.trouble = outcome.trouble or str(error) or repr(error)
+
+
+def meet(case: Case, follower: Follower, outcome: Outcome) -> None:
+    """Put the fault in, wait for the finding, check it, and take the fault back if that can be."""
+    before = follower.look().step
+    began = put_in(case, follower)
+    finding = follower.finds(case.rule, case.named, case.within, case.subject)
+    outcome.finding, outcome.seconds = finding, time.monotonic() - began
+    outcome.steps = follower.viewer.session.snapshot().step - before
+    assert finding.gravity >= SEVERITIES.index(case.severity), f"only {finding.severity}"
+    missing = [word for word in case.words if word.lower() not in text(finding).lower()]
+    assert not missing, f"{missing} not in {text(finding)}"
+    follower.told_once(finding)
+    if case.heals:
+        take_back(case, follower)
+        follower.quiet(finding, HEALED)
+
+
+def put_in(case: Case, follower: Follower) -> float:
+    """Return when the fault began."""
+    if case.fault.startswith("SIG"):
+        return follower.strike(case.rank, signal.Signals[case.fault])
+    return follower.spoil(case.rank, *case.fault.split())
+
+
+def take_back(case: Case, follower: Follower) -> None:
+    """Heal the rank."""
+    if case.fault == "SIGSTOP":
+        psutil.Process(follower.pid(case.rank)).resume()
+    elif not case.fault.startswith("SIG"):
+        follower.spoil(case.rank)
+
+
+def case(fault: str, rank: int, rule: str, within: float, **more: Any) -> Case:
+    """Return a case, more briefly."""
+    also = frozenset(more.pop("also", ()))
+    return Case(fault=fault, rank=rank, rule=rule, within=within, also=also, **more)
+
+
+SLOW: Final = {"severity": "warning", "also": ("throttle",)}
+
+TIME: Final = (
+    Spec(
+        name="ddp",
+        ranks=3,
+        arguments=("--strategy", "ddp"),
+        cases=(
+            case("sleep-forward", 1, "straggler", 40, words=("forward",), heals=True),
+            case("sleep-data", 2, "straggler", 40, words=("data",), heals=True),
+            case("tokens", 0, "tokens", 40, heals=True, also=("straggler",)),
+            case("sleep-optimizer", 1, "straggler", 40, words=("optimizer",), heals=True),
+            case("sleep-backward", 2, "straggler", 40, words=("backward",), heals=True),
+        ),
+    ),
+    Spec(
+        name="fsdp2",
+        ranks=3,
+        arguments=("--strategy", "fsdp2", "--pace", "0.08"),
+        cases=(
+            case("sleep-data", 1, "straggler", 40, words=("data",), heals=True),
+            case("sleep-forward", 2, "straggler", 40, heals=True),
+            case("sleep-backward", 0, "straggler", 40, heals=True),
+        ),
+    ),
+    Spec(
+        name="zero2",
+        ranks=3,
+        arguments=("--strategy", "zero2"),
+        cases=(case("sleep-forward", 1, "straggler", 40, words=("forward",), heals=True),),
+    ),
+)
+
+WIDE: Final = ("--hidden", "256", "--layers", "4", "--length", "16", "--batch", "2", "--pace", "0.02")
+"""A model of 13 MB, whose copy is more than what malloc loses."""
+
+MEMORY: Final = (
+    Spec(
+        name="ddp",
+        ranks=3,
+        arguments=("--strategy", "ddp", *WIDE),
+        cases=(
+            case("copy", 1, "memory", 40, heals=True),
+            case("leak", 2, "growth", 40, also=("memory",)),
+        ),
+    ),
+    Spec(
+        name="fsdp2 over one rank",
+        ranks=2,
+        arguments=("--strategy", "fsdp2", "--mesh", "one", *WIDE),
+        cases=(case("", 0, "unsharded", 20, ranks=(0, 1)),),
+    ),
+    Spec(
+        name="fully_shard forgotten",
+        ranks=2,
+        arguments=("--strategy", "fsdp2", "--shard", "none", *WIDE),
+        cases=(case("", 0, "unsharded", 20, ranks=(0, 1)),),
+    ),
+    Spec(
+        name="fsdp2 no_sync",
+        ranks=2,
+        arguments=("--strategy", "fsdp2", "--no-sync", "--accumulate", "4", *WIDE),
+        cases=(case("", 0, "no_sync", 20, severity="info", ranks=(0, 1)),),
+    ),
+    Spec(
+        name="fsdp1 no_sync",
+        ranks=2,
+        arguments=("--strategy", "fsdp1", "--no-sync", "--accumulate", "4", *WIDE),
+        cases=(case("", 0, "no_sync", 20, severity="info", ranks=(0, 1)),),
+    ),
+)
+
+HANG: Final = (
+    Spec(
+        name="ddp",
+        ranks=3,
+        arguments=("--strategy", "ddp", "--pause", "14"),
+        cases=(
+            case("loop", 1, "hang", 20, severity="critical", words=("faults_train.py", "loop"), heals=True),
+            case("SIGSTOP", 2, "hang", 20, severity="critical", words=("stopped",), heals=True, also=("silent",)),
+            case("blocked", 0, "hang", 20, severity="critical", words=("block",), heals=True),
+            case("save", 0, "pause", 13, severity="info", heals=True),
+            case("evaluate", 1, "pause", 13, severity="info", heals=True),
+            case("compile", 2, "pause", 13, severity="info", heals=True),
+            case("skip", 1, "hang", 20, severity="critical"),
+        ),
+    ),
+    Spec(
+        name="fsdp2",
+        ranks=3,
+        arguments=("--strategy", "fsdp2"),
+        cases=(
+            case("blocked", 2, "hang", 20, severity="critical", words=("block",), heals=True),
+            case("loop", 0, "hang", 20, severity="critical", words=("loop",)),
+        ),
+    ),
+)
+
+ENDS: Final = (
+    Spec(name="kill -9", ranks=2, cases=(case("SIGKILL", 1, "death", 10, severity="critical", words=("SIGKILL",)),)),
+    Spec(
+        name="exception",
+        ranks=2,
+        cases=(case("raise", 1, "death", 10, severity="critical", words=("ValueError", "loss is not finite")),),
+    ),
+    Spec(name="OutOfMemoryError", ranks=2, cases=(case("oom", 1, "oom", 10, severity="critical", also=("death",)),)),
+    Spec(
+        name="RLIMIT_AS",
+        ranks=2,
+        arguments=("--address-mib", "300"),
+        cases=(case("hungry", 1, "oom", 20, severity="critical", also=("death", "growth", "memory", "forecast")),),
+    ),
+    Spec(
+        name="elastic restart",
+        ranks=2,
+        arguments=("--die-once", "1"),
+        torchrun=("--max-restarts", "1"),
+        trains=0,
+        cases=(case("", 1, "restart", 60, ranks=(0, 1), severity="info", also=("death",)),),
+    ),
+)
+
+UNLIKE: Final = (
+    Spec(
+        name="no agent on a rank",
+        ranks=3,
+        launch=("hidden", "2"),
+        trains=0,
+        cases=(case("", 2, "missing", 60, severity="info"),),
+    ),
+    Spec(
+        name="a rank that never appears",
+        ranks=3,
+        launch=("late", "1"),
+        trains=0,
+        cases=(case("", 1, "missing", 60, severity="info"),),
+    ),
+    Spec(
+        name="another script on a rank",
+        ranks=3,
+        launch=("other", "0"),
+        trains=0,
+        cases=(case("", 0, "versions", 60),),
+    ),
+)
+
+SPECS: Final = {"time": TIME, "memory": MEMORY, "hang": HANG, "ends": ENDS, "unlike": UNLIKE}
