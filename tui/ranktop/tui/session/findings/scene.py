@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ranktop.tui.session.findings.groups import Group, peer_groups
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from ranktop.tui.session.state import Snapshot
 
 Key = tuple[str, str, tuple[int, ...]]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +24,19 @@ class Scene:
     groups: tuple[Group, ...]
     standing: frozenset[Key] = field(default_factory=frozenset)
     """Keys of the findings of the last look: a rule may ask less of one that stands, so that it does not flicker."""
+    worked_out: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What several rules need and one has worked out (``once``)."""
 
     @property
     def now(self) -> float:
         """Seconds on the session's clock."""
         return self.snapshot.now
+
+    def once(self, name: str, work_out: Callable[[Scene], T]) -> T:
+        """Return what ``work_out`` makes of this scene; it is asked once, whichever rule comes first."""
+        if name not in self.worked_out:
+            self.worked_out[name] = work_out(self)
+        return cast("T", self.worked_out[name])
 
     def stands(self, rule: str, subject: str, ranks: tuple[int, ...]) -> bool:
         """Tell whether this finding was there at the last look."""
