@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 QUICK: Final = 0.05
 """Seconds that the first picture waits for a search to end: with one job there is nothing to choose."""
 
+FAULTS: Final = (
+    "straggler, data, throttle, pcie, starved, tokens, activations, leak, copy, fragmentation, strays, unsharded, "
+    "no_sync, hang, stop, kill, oom, oomkill, restart, lost, missing, version, code"
+)
+"""What ``ranktop simulate`` can make go wrong."""
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=False,
@@ -120,6 +126,30 @@ def demo(
     if strategy not in STRATEGIES:
         fail(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}", USAGE)
     raise typer.Exit(run_demo(strategy, ranks, minutes))
+
+
+@app.command()
+def simulate(
+    ranks: Annotated[int, typer.Option(min=1, max=4096, help="Ranks of the job.")] = 8,
+    local: Annotated[int, typer.Option(min=1, max=64, help="Ranks of one node.")] = 8,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[:rank=K][:by=X][:from=STEP]", help=f"What goes wrong; may be repeated: {FAULTS}."),
+    ] = None,
+    strategy: Annotated[str, typer.Option(help="fsdp2 or ddp.")] = "fsdp2",
+    seconds: Annotated[float, typer.Option(min=0.01, max=600, help="Length of a healthy step.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Another one gives other luck, and faults on other ranks.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Without a terminal: print after so many.")] = 30,
+    list_: Annotated[bool, typer.Option("--list", help="Print what each fault does and exit.")] = False,
+) -> None:
+    """Watch a simulated job, labelled as such, with faults of your choice: what they look like, without a GPU."""
+    from ranktop.tui.simulate import STRATEGIES, Wish, list_faults, run_simulation
+
+    if list_:
+        raise typer.Exit(list_faults())
+    if strategy not in STRATEGIES:
+        fail(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}", USAGE)
+    raise typer.Exit(run_simulation(Wish(ranks, local, strategy, seconds, seed, tuple(fault or ()), steps)))
 
 
 @app.command(

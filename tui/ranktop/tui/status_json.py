@@ -12,6 +12,7 @@ from ranktop.probes.reading import Collectives
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.status_device import allocator_json, device_json, strays_json
+from ranktop.tui.view.label import simulated
 
 KEYS: Final = (*CATEGORIES, "total")
 
@@ -27,6 +28,7 @@ def job_json(snapshot: Snapshot, job_id: str = "") -> dict[str, Any]:
     return {
         "id": job.id if job else job_id,
         "name": job.name if job else None,
+        "simulated": simulated(view.card for view in snapshot.ranks),
         "state": snapshot.state,
         "world_size": job.world_size if job else None,
         "strategy": strategy_json(snapshot),

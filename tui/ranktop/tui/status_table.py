@@ -11,6 +11,7 @@ from ranktop.tui.session.expected import difference
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Session, Snapshot
 from ranktop.tui.status_json import BUDGETABLE, strategy_json
+from ranktop.tui.view.label import simulated
 from ranktop.wire.codec import clean
 
 
@@ -53,7 +54,8 @@ def job_line(snapshot: Snapshot) -> str:
     words = strategy_json(snapshot).get("words") or "no model seen yet"
     seen = sum(view.state != "missing" for view in snapshot.ranks)
     ranks = f"{seen}/{snapshot.world_size} ranks"
-    return clean(f"{job.name} ({job.id})  {words}  {ranks}  step {snapshot.step}  {snapshot.state}")
+    label = "SIMULATED, nothing here was measured: " if simulated(view.card for view in snapshot.ranks) else ""
+    return clean(f"{label}{job.name} ({job.id})  {words}  {ranks}  step {snapshot.step}  {snapshot.state}")
 
 
 def table_row(view: RankView) -> list[str]:

@@ -14,6 +14,7 @@ from ranktop.tui.keys import Key
 from ranktop.tui.pacing import QUESTION
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.theme import MONO
+from ranktop.tui.view.label import labelled, simulated
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.text import Line
 from ranktop.tui.widgets.lines import Lines
@@ -121,7 +122,10 @@ class LiveScreen(Screen[None]):
         """Draw one snapshot; an exception becomes a notice, the screen keeps its last picture."""
         changed = 1
         try:
-            changed = sum(self.parts[name].show(lines, self.app.palette) for name, lines in self.content().items())
+            content = self.content()
+            if simulated(state.card for state in self.app.session.ranks.values()):
+                content = labelled(content)
+            changed = sum(self.parts[name].show(lines, self.app.palette) for name, lines in content.items())
         except Exception as error:
             self.app.report(error)
         if self.app.pacer.drawn(changed):

@@ -1,0 +1,46 @@
+"""Says on every screen that what it shows is not a real job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from ranktop.tui.view.text import Line, length, pad
+from ranktop.wire.schema import Card
+
+SIMULATED: Final = "SIMULATED"
+
+LABEL: Final = (f" {SIMULATED} ", "frozen")
+
+BRAND: Final = " ranktop "
+
+
+def simulated(cards: Iterable[Card | None]) -> bool:
+    """Tell whether the job behind some cards is a simulated one; the first card there is speaks for all."""
+    return next((card.simulated for card in cards if card is not None), False)
+
+
+def labelled(parts: Mapping[str, Sequence[Line]]) -> dict[str, Sequence[Line]]:
+    """Put the label before the first line of a screen, in place of the program's name where that stands there."""
+    marked = dict(parts)
+    first = next((name for name, lines in marked.items() if lines), None)
+    if first is not None:
+        line, *others = marked[first]
+        marked[first] = [_labelled(line), *others]
+    return marked
+
+
+def _labelled(line: Line) -> Line:
+    width = length(line)
+    rest = list(line)
+    if rest and rest[0][0].startswith(BRAND):
+        text, style = rest[0]
+        rest[0] = (text.removeprefix(BRAND), style)
+    over = len(LABEL[0]) + length(rest) - width
+    # The room is taken from the widest gap, so that what stands at the right stays there.
+    gaps = [at for at, (text, _) in enumerate(rest) if text.endswith("  ")]
+    if over > 0 and gaps:
+        at = max(gaps, key=lambda one: len(rest[one][0]) - len(rest[one][0].rstrip(" ")))
+        text, style = rest[at]
+        rest[at] = (text[: max(len(text.rstrip(" ")) + 1, len(text) - over)], style)
+    return pad((LABEL, *rest), width, "head")
