@@ -11,6 +11,7 @@ from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import end_sentence, end_words, ranks_words, what_went_wrong
 from ranktop.tui.session.rank import GONE, RankView, end_state
+from ranktop.tui.view.text import plain
 from ranktop.wire.schema import End
 
 NOTICED_WITHIN: Final = 5.0
@@ -199,7 +200,7 @@ def _advice(view: RankView) -> str:
         told = "somebody ended this process alone: its launcher's or scheduler's log says who"
         return told if told_to_go(end) else _ADVICE.get(end.code, "")
     if end.how == "vanished":
-        where = f" on {view.card.node}" if view.card is not None and view.card.node else ""
+        where = f" on {plain(view.card.node)}" if view.card is not None and view.card.node else ""
         return f"nobody saw how it ended: see dmesg and the scheduler's log{where}"
     if lost_peer(end):
         return "a peer or the network between them was gone first: look at the ranks that this one talks to"
