@@ -1,0 +1,229 @@
+"""What a rank's last steps say: how long each phase took, and what of it was the rank's own work.
+
+All ranks leave the same collective together, and each arrives at the next when its own work is done. So in lockstep
+every rank's step takes equally long, and the rank that works longest waits least. Whatever a rank spends outside of the
+phases in which ranks wait for each other is its own work, and compares without a common clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ranktop.probes.reading import StepTimes
+from ranktop.tui.session.findings.groups import FEW, LIVELY
+from ranktop.tui.session.findings.robust import NORMAL
+from ranktop.tui.session.findings.scene import Scene
+from ranktop.tui.session.rank import RankView
+
+PHASES: Final = ("data", "forward", "backward", "optimizer")
+
+WARM_UP: Final = 3
+"""First steps, in which things are compiled, allocated and loaded."""
+
+WINDOW: Final = 32
+"""Steps that are judged: enough for a median that noise moves little, few enough to see what began half a minute ago."""
+
+WINDOW_OF_MANY: Final = 24
+MANY: Final = 256
+
+FEWEST: Final = 8
+"""Steps of a rank below which nothing is said of it."""
+
+LIKE: Final = 64
+"""Peers that are enough for the middle of a phase."""
+
+SPREAD_OF_QUARTILES: Final = 0.7413
+"""Standard deviation of a normal distribution in distances between its quartiles."""
+
+ERROR_OF_MEDIAN: Final = 1.2533
+"""Standard error of a median in those of a mean (normal distribution)."""
+
+LOCKSTEP: Final = (("data", "forward", "optimizer"), ("data", "optimizer"), ("optimizer",))
+"""Phases that hold own work alone, as one looks further: ranks wait in backward, for the gradients; they may do so in
+forward too, where parameters are gathered or buffers broadcast; or even in data, where a loss is averaged."""
+
+LOCKSTEP_WITH_OPTIMIZER: Final = (("data", "forward"), ("data",))
+"""The same where ``optimizer.step()`` communicates as well: ZeRO and ZeroRedundancyOptimizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Median:
+    """A median with what it may be off by."""
+
+    value: float
+    error: float
+    """Standard error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """One rank's last steps. Seconds."""
+
+    view: RankView
+    steps: tuple[StepTimes, ...]
+    """Those whose phases are all known, oldest first."""
+    step: float
+    """Median."""
+    own: tuple[Median, ...]
+    """For each way to look at it (``Paced.ways``): what is own work by it."""
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return self.view.rank
+
+    def halves(self, way: Sequence[str]) -> tuple[float, float]:
+        """Return the median of those phases' sum in the older and the newer half of the steps."""
+        values = [sum(phase_of(step, phase) for phase in way) for step in self.steps]
+        middle = len(values) // 2
+        return median(values[:middle]), median(values[middle:])
+
+    def phase(self, phase: str) -> float:
+        """Return the median of one phase."""
+        return median([phase_of(step, phase) for step in self.steps])
+
+
+@dataclass(frozen=True, slots=True)
+class Paced:
+    """Ranks of the same role in lockstep."""
+
+    role: str
+    ways: tuple[tuple[str, ...], ...]
+    members: Mapping[int, Pace]
+    step: float
+    """Median of their steps."""
+
+    @property
+    def overlapping(self) -> bool:
+        """Whether gradients are reduced while backward goes on, and nothing else is communicated."""
+        card = next(iter(self.members.values())).view.card
+        return card is not None and card.plan is not None and card.plan.strategy in ("ddp", "zero0", "dp")
+
+    @property
+    def few(self) -> bool:
+        """Whether it has too few members for a spread."""
+        return len(self.members) < FEW
+
+    def others(self, rank: int) -> list[Pace]:
+        """Return some peers of a rank, enough for their middle."""
+        others = [pace for pace in self.members.values() if pace.rank != rank]
+        return others[:: max(1, len(others) // LIKE)]
+
+    def middle(self, rank: int, phase: str) -> float:
+        """Return the median of a phase among the peers of a rank."""
+        return median([pace.phase(phase) for pace in self.others(rank)])
+
+
+def of(scene: Scene) -> tuple[Paced, ...]:
+    """Return the groups of ranks whose steps compare, each with at least two members."""
+    return scene.once("pace", _paced)
+
+
+def _paced(scene: Scene) -> tuple[Paced, ...]:
+    window = WINDOW if len(scene.snapshot.ranks) <= MANY else WINDOW_OF_MANY
+    found: dict[tuple[object, ...], list[Pace]] = {}
+    for view in scene.snapshot.ranks:
+        if view.sample is None or view.stale or not (view.state in LIVELY or view.state.startswith("device ")):
+            continue
+        pace = _pace(view, ways_of(view), window)
+        if pace is not None:
+            found.setdefault(_role_key(view), []).append(pace)
+    several = len(found) > 1
+    return tuple(
+        Paced(
+            role=_role(members[0].view) if several else "",
+            ways=ways_of(members[0].view),
+            members={pace.rank: pace for pace in members},
+            step=median([pace.step for pace in members]),
+        )
+        for members in found.values()
+        if len(members) > 1
+    )
+
+
+def _role_key(view: RankView) -> tuple[object, ...]:
+    """Tensor-parallel ranks of a stage do the same work, so other than for memory they are peers."""
+    card = view.card
+    if card is None:
+        return ("unknown",)
+    stage = (card.plan.strategy, card.plan.layout.pipeline_rank) if card.plan is not None else ()
+    return (*stage, card.device.kind, card.device.name if card.device.kind == "cuda" else "")
+
+
+def _role(view: RankView) -> str:
+    card = view.card
+    if card is None:
+        return ""
+    if card.plan is not None and card.plan.layout.pipeline > 1:
+        return f"of stage {card.plan.layout.pipeline_rank}"
+    return f"on {card.device.name}" if card.device.kind == "cuda" and card.device.name else ""
+
+
+def ways_of(view: RankView) -> tuple[tuple[str, ...], ...]:
+    """Return the sets of phases that hold no waiting, the widest first."""
+    plan = view.card.plan if view.card is not None else None
+    if plan is not None and (plan.zero_redundancy or plan.strategy in ("zero1", "zero2", "zero3", "zero-redundancy")):
+        return LOCKSTEP_WITH_OPTIMIZER
+    return LOCKSTEP
+
+
+def _pace(view: RankView, ways: tuple[tuple[str, ...], ...], window: int) -> Pace | None:
+    steps = known_steps(view.steps, window)
+    if len(steps) < FEWEST:
+        return None
+    seconds = [step.seconds or 0.0 for step in steps]
+    backward = [step.backward or 0.0 for step in steps]
+    optimizer = [step.optimizer or 0.0 for step in steps]
+    if ways is LOCKSTEP:
+        forward = [step.forward or 0.0 for step in steps]
+        outside = [whole - part for whole, part in zip(seconds, backward, strict=True)]
+        narrow = [whole - part for whole, part in zip(outside, forward, strict=True)]
+        own = (outside, narrow, optimizer)
+    else:
+        outside = [whole - a - b for whole, a, b in zip(seconds, backward, optimizer, strict=True)]
+        own = (outside, [whole - (step.forward or 0.0) for whole, step in zip(outside, steps, strict=True)])
+    return Pace(view, steps, median(seconds), tuple(_median(values) for values in own))
+
+
+def known_steps(steps: Sequence[StepTimes], window: int) -> tuple[StepTimes, ...]:
+    """Return the last steps after the warm-up whose phases are known, at most ``window``, oldest first."""
+    return tuple(
+        step
+        for step in steps[-window:]
+        if step.index > WARM_UP and None not in (step.seconds, step.forward, step.backward, step.optimizer)
+    )
+
+
+def phase_of(step: StepTimes, phase: str) -> float:
+    """Return the seconds of a phase of a step that is fully known; ``data`` is what the other phases leave of it."""
+    if phase == "data":
+        rest = (step.forward or 0.0) + (step.backward or 0.0) + (step.optimizer or 0.0)
+        return max(0.0, (step.seconds or 0.0) - rest)
+    return getattr(step, phase) or 0.0
+
+
+def median(values: Iterable[float]) -> float:
+    """Return the median (``statistics.median`` takes five times as long); 0 for nothing."""
+    ordered = sorted(values)
+    count = len(ordered)
+    if not count:
+        return 0.0
+    middle = count // 2
+    return ordered[middle] if count % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def _median(values: list[float]) -> Median:
+    values.sort()
+    count = len(values)
+    middle = count // 2
+    value = values[middle] if count % 2 else (values[middle - 1] + values[middle]) / 2
+    # By the quartiles, which one outlier does not move either, and which need no second sort.
+    spread = SPREAD_OF_QUARTILES * (values[-1 - count // 4] - values[count // 4])
+    return Median(value, ERROR_OF_MEDIAN * spread / count**0.5)
+
+
+def spread_of(values: Sequence[float], middle: float) -> float:
+    """Return the robust standard deviation of values around their middle."""
+    return NORMAL * median([abs(value - middle) for value in values])

@@ -1,0 +1,87 @@
+"""Ranks that get more or fewer tokens than their peers in each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from ranktop.tui.session.findings.finding import Evidence, Finding, Plot
+from ranktop.tui.session.findings.groups import FEW
+from ranktop.tui.session.findings.pace import FEWEST, Paced, median
+from ranktop.tui.session.findings.pace import of as paces
+from ranktop.tui.session.findings.scene import Scene
+
+MORE: Final = 1.2
+FEWER: Final = 0.8
+
+ERRORS: Final = 4.0
+"""Standard errors of its own median by which a rank must be away: lengths that vary are alike in the long run."""
+
+ERROR_OF_MEDIAN: Final = 1.858
+"""Standard error of a median x sqrt(values) in median absolute deviations (1.2533 x 1.4826)."""
+
+PLOTTED: Final = 64
+
+
+def tokens(scene: Scene) -> Iterable[Finding]:
+    """Find ranks whose median tokens per step are steadily off those of their peers."""
+    for paced in paces(scene):
+        counts = {rank: _counts(paced, rank) for rank in paced.members}
+        counts = {rank: values for rank, values in counts.items() if len(values) >= FEWEST}
+        if len(counts) < 2:
+            continue
+        medians = {rank: median(values) for rank, values in counts.items()}
+        middle = median(medians.values())
+        for rank, own in medians.items():
+            peers = middle
+            if len(medians) < FEW:
+                peers = median([value for peer, value in medians.items() if peer != rank])
+            if peers > 0 and _steadily_off(counts[rank], own, peers, few=len(medians) < FEW):
+                yield _finding(paced, rank, medians, peers)
+
+
+def _counts(paced: Paced, rank: int) -> list[float]:
+    return [step.tokens for step in paced.members[rank].steps if step.tokens is not None]
+
+
+def _steadily_off(values: list[float], own: float, peers: float, *, few: bool) -> bool:
+    ratio = own / peers
+    # Of two or three ranks only those with more are told: the others' few are the same finding once more.
+    if ratio < MORE and (few or ratio > FEWER):
+        return False
+    error = ERROR_OF_MEDIAN * median([abs(value - own) for value in values]) / len(values) ** 0.5
+    if abs(own - peers) < ERRORS * error:
+        return False
+    middle = len(values) // 2
+    halves = (median(values[:middle]) / peers, median(values[middle:]) / peers)
+    return min(halves) >= MORE if ratio > 1 else max(halves) <= FEWER
+
+
+def _finding(paced: Paced, rank: int, medians: dict[int, float], peers: float) -> Finding:
+    own = medians[rank]
+    more = 100 * (own / peers - 1)
+    ranks = sorted(sorted(medians, key=lambda one: abs(one - rank))[:PLOTTED])
+    of_peers = " ".join(part for part in ("its peers", paced.role) if part)
+    return Finding(
+        rule="tokens",
+        severity="info",
+        ranks=(rank,),
+        sentence=(
+            f"rank {rank} gets {own:.0f} tokens per step, {abs(more):.0f} % {'more' if more > 0 else 'fewer'} than "
+            f"{of_peers} ({peers:.0f})"
+        ),
+        short=f"tok {more:+.0f}%",
+        subject="more" if more > 0 else "fewer",
+        evidence=(
+            Evidence("tokens per step", own, "tokens"),
+            Evidence(f"median of {len(medians) - 1} peer{'' if len(medians) == 2 else 's'}", peers, "tokens"),
+            Evidence("steps compared", len(_counts(paced, rank)), "steps"),
+        ),
+        advice="balance the batches by tokens, not by samples: the rank with the most sets the pace of all",
+        confidence="low" if len(medians) < FEW else "high",
+        peers=tuple(other for other in sorted(medians) if other != rank),
+        plot=Plot(
+            "tokens per step", "rank", "tokens", tuple(ranks),
+            (("tokens", tuple(medians[one] for one in ranks)), ("median", (peers,) * len(ranks))),
+        ),
+    )  # fmt: skip
