@@ -46,10 +46,18 @@ class Keeper:
     def _look(self, snapshot: Snapshot) -> tuple[Finding, ...]:
         here = scene(snapshot, frozenset(self._since))
         found = unexplained(self._ask(here), here)
-        since = {finding.key: self._since.get(finding.key, (snapshot.now, _step(finding, here))) for finding in found}
+        since = {finding.key: self._began(finding, here) for finding in found}
         self._since = since
         dated = [_dated(finding, *since[finding.key]) for finding in found]
         return tuple(sorted(dated, key=lambda one: (-one.gravity, one.since or 0.0, one.ranks, one.rule)))
+
+    def _began(self, finding: Finding, here: Scene) -> tuple[float, int | None]:
+        """Return the earliest (time, step) told since it stands: the windows that rules look back on move on."""
+        known = self._since.get(finding.key)
+        if known is not None and (finding.since is None or known[0] <= finding.since):
+            return known
+        at = here.now if finding.since is None else finding.since
+        return at, finding.step if finding.step is not None else _step(finding, here)
 
     def _ask(self, here: Scene) -> list[Finding]:
         return [finding for name in self._rules for finding in self._ask_one(name, here)]
@@ -68,6 +76,4 @@ def _step(finding: Finding, here: Scene) -> int | None:
 
 
 def _dated(finding: Finding, since: float, step: int | None) -> Finding:
-    if finding.since is not None:
-        return finding
-    return replace(finding, since=since, step=finding.step if finding.step is not None else step)
+    return replace(finding, since=since, step=step)

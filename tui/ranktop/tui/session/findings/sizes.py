@@ -1,0 +1,87 @@
+"""Bytes, ranks and categories in the words of the memory rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ranktop.budget.inventory import Inventory
+from ranktop.budget.terms import DTYPE_BYTES, Memory
+
+KIB: Final = 1024
+MIB: Final = 1024**2
+GIB: Final = 1024**3
+
+PROCESS: Final = ("parameters", "gradients", "optimizer", "activations", "buffers", "cache", "runtime")
+"""Categories of the process itself; what others do on the device says nothing of the rank."""
+
+WORDS: Final = {
+    "parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer state", "activations": "activations",
+    "buffers": "buffers", "cache": "unused cache", "runtime": "runtime memory",
+}  # fmt: skip
+SHORT: Final = {
+    "parameters": "par", "gradients": "grad", "optimizer": "opt", "activations": "act", "buffers": "buf",
+    "cache": "cache", "runtime": "runtime",
+}  # fmt: skip
+
+MODEL_SIZED: Final = 0.05
+"""Share by which a difference may miss the size of the parameters and still be called a copy of them."""
+
+
+def sized(value: float, decimals: int = 1) -> str:
+    """Write bytes with the unit that suits them: ``4.0 MiB``, ``12.4 GiB``."""
+    for name, unit in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(value) >= 0.9995 * unit:
+            return f"{value / unit:.{decimals}f} {name}"
+    return f"{value:.0f} B"
+
+
+def short_size(value: float) -> str:
+    """Write a difference in few characters: ``+6.0G``, ``-512M``."""
+    return f"{value / GIB:+.1f}G" if abs(value) >= GIB else f"{value / MIB:+.0f}M"
+
+
+def ranks_words(ranks: Sequence[int], verb: str = "") -> str:
+    """Write ranks as the subject of a sentence: ``rank 3``, ``ranks 0-3``, ``ranks 1 and 5``; a verb gets its ``s``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}" + (f" {verb}s" if verb else "")
+    runs: list[list[int]] = []
+    for number in sorted(ranks):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else " and ".join(map(str, run)) for run in runs]
+    if len(parts) > 6:
+        words = f"{len(ranks)} ranks, {ranks[0]} first"
+    else:
+        words = "ranks " + (parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}")
+    return words + (f" {verb}" if verb else "")
+
+
+def percent(share: float) -> str:
+    """Write a share as a signed percentage: ``+28%``."""
+    return f"{100 * share:+.0f}%"
+
+
+def lasting(seconds: float) -> str:
+    """Write a time to come: ``40 s``, ``3 min``, ``2.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def summed(memory: Memory, names: Sequence[str]) -> int:
+    """Add up the categories that are known."""
+    return sum(value for name in names if (value := getattr(memory, name)) is not None)
+
+
+def whole_parameters(inventory: Inventory) -> int:
+    """Bytes of the model's parameters before any sharding; unknown dtypes count nothing."""
+    sizes = [kind.numel * DTYPE_BYTES.get(kind.dtype, 0) for kind in inventory.kinds]
+    return sum(sizes[index] for index in inventory.order)
+
+
+def model_sized(difference: float, *sizes: int | None) -> bool:
+    """Tell whether a difference is as large as one of the sizes of the model's parameters."""
+    return any(size and abs(difference - size) <= MODEL_SIZED * size for size in sizes)
