@@ -20,7 +20,8 @@ from ranktop.probes.reading import AllocatorReading, DeviceDetail, DeviceIdentit
 from ranktop.tui.session.state import Session
 from ranktop.tui.status_device import COUNTERS, DETAIL, GPM, READING
 from ranktop.tui.status_json import job_json
-from ranktop.tui.status_table import print_table, troubles
+from ranktop.tui.status_report import report
+from ranktop.tui.status_table import print_table, unknowns
 
 KEYS = {
     *("kind", "uuid", "name", "torch_index", "nvml_index", "pci_bus_id", "mig", "numa_node", "unified", "driver"),
@@ -272,20 +273,26 @@ def test_the_allocator_tells_all_its_counters() -> None:
     assert (host["backend"], host["reasons"]["ooms"]) == ("malloc", "malloc does not count it")
 
 
-def test_the_lines_below_the_table_name_what_is_wrong_with_devices(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lines_below_the_table_name_what_is_wrong_with_devices_once(capsys: pytest.CaptureFixture[str]) -> None:
     job = stray_job()
     words = "the GPU needs a reset (NVML 16)\x1b[31m"
     job.reading_changes = {2: {"state": "reset required", "reasons": {"device": words}}}
     job.no_answer = {5}
-    lines = troubles(session_of(job).snapshot())
-    assert len(lines) == 3, lines
-    assert lines[0].startswith("rank 0: ranks 1-7 hold 3.6 GiB on this GPU")
-    assert "set_device" in lines[0]
-    assert "map_location" in lines[0]
-    assert lines[1].startswith("rank 2: the GPU needs a reset")
-    assert lines[2].startswith("rank 5: ")
-    assert "answer" in lines[2]
-    assert not any("\x1b" in line for line in lines)
-    assert troubles(session_of(fsdp_job()).snapshot()) == []
     print_table([session_of(job)])
-    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("rank ") and ":" in line] == lines
+    lines = capsys.readouterr().out.splitlines()
+    assert not any("\x1b" in line for line in lines)
+    for mark, sentence in (
+        ("✖", "rank 2: the GPU needs a reset"),
+        ("!", "rank 0: ranks 1-7 hold 3.6 GiB on this GPU: set_device missing, or torch.load without map_location"),
+        ("!", "rank 5: the driver does not answer"),
+    ):
+        (line,) = [line for line in lines if sentence in line]
+        assert line.startswith(f"{mark} {sentence}")
+        assert line.endswith(")"), "since when"
+    assert unknowns(session_of(job).snapshot()) == []
+
+
+def test_sound_devices_leave_no_line() -> None:
+    snapshot = session_of(fsdp_job()).snapshot()
+    assert unknowns(snapshot) == []
+    assert not [line for line in report(snapshot) if "GPU" in line]

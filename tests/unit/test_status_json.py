@@ -11,15 +11,18 @@ import pytest
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.plan import Layout, Plan
 from ranktop.budget.terms import MOMENTS, Amount, Budget, Memory
-from ranktop.probes.reading import DeviceIdentity, StepTimes
+from ranktop.probes.reading import AllocatorReading, DeviceIdentity, StepTimes
 from ranktop.tui.session.expected import difference
+from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.source import Received, Reset
 from ranktop.tui.session.state import Session
 from ranktop.tui.status import job_json, print_table
+from ranktop.tui.status_findings import finding_json
 from ranktop.tui.status_json import KEYS, rank_json
-from ranktop.tui.status_table import end_line, job_line, table_row
-from ranktop.wire.schema import Card, End, Header, Job, Sample, Table
+from ranktop.tui.status_table import job_line, table_row
+from ranktop.wire.schema import Box, Call, Card, End, Header, Job, Mark, Sample, Stack, Table
 
+GIB = 2**30
 JOB = Job(id="abc", name="train\x1b[31m", world_size=3, launcher="torchrun")
 RANK_KEYS = {
     *("rank", "local_rank", "node", "pid", "pids", "restart", "device", "moment", "moments_step", "measured"),
@@ -40,7 +43,7 @@ RANK_KEYS = {
         "strays",
         "notes",
     ),
-    *("age", "state", "end"),
+    *("age", "state", "end", "process", "stack", "box"),
 }
 
 
@@ -77,7 +80,7 @@ def session() -> Session:
 
 def test_every_rank_has_every_key_and_every_null_its_reason() -> None:
     state = json.loads(json.dumps(job_json(session().snapshot())))
-    assert {"id", "name", "state", "world_size", "strategy", "step", "ranks"} <= set(state)
+    assert {"id", "name", "state", "world_size", "strategy", "step", "ranks", "findings"} <= set(state)
     assert [rank["state"] for rank in state["ranks"]] == ["ok", "killed", "missing"]
     for rank in state["ranks"]:
         assert set(rank) == RANK_KEYS
@@ -139,7 +142,6 @@ def test_the_table_is_for_people_and_free_of_escapes() -> None:
     assert "\x1b" not in job_line(snapshot)
     rows = [table_row(view) for view in snapshot.ranks]
     assert [row[-1] for row in rows] == ["ok", "killed", "missing"]
-    assert end_line(snapshot.ranks[1]) == "rank 1 killed (code 9): SIGKILL"
     assert rows[2][2:10] == ["–"] * 8, "unknown is not zero"
 
 
@@ -154,4 +156,72 @@ def test_the_table_says_what_a_difference_of_nothing_means_and_where_no_library_
     print_table([failed])
     lines = capsys.readouterr().out.splitlines()
     assert any(line.endswith("0: within the rules' error") and len(line) <= 118 for line in lines)
-    assert "rank 1 failed (code 1): RuntimeError: Connection closed by peer" in lines
+    (line,) = [line for line in lines if "rank 1 failed" in line]
+    assert line.startswith("✖ rank 1 failed (exit code 1): RuntimeError: Connection closed by peer  (for ")
+
+
+FINDING_KEYS = {
+    *("rule", "severity", "ranks", "subject", "sentence", "evidence", "advice", "since", "confidence", "peers"),
+}
+
+
+def test_findings_have_every_key_and_say_since_when_in_seconds_ago() -> None:
+    (finding,) = json.loads(json.dumps(job_json(session().snapshot())))["findings"]
+    assert set(finding) == FINDING_KEYS
+    assert (finding["rule"], finding["severity"], finding["ranks"]) == ("death", "critical", [1])
+    assert finding["sentence"] == "rank 1 was killed (signal 9): SIGKILL"
+    assert finding["since"] == {"seconds": 0.5, "step": None}
+    assert (finding["confidence"], finding["subject"], finding["peers"]) == ("high", "", [])
+    assert all(set(fact) == {"name", "value", "unit"} for fact in finding["evidence"])
+    assert {"name": "process id", "value": 11, "unit": ""} in finding["evidence"]
+
+
+def test_a_finding_without_a_beginning_says_null_and_no_number_is_infinite() -> None:
+    facts = (Evidence("spreads", float("inf")), Evidence("held", 5, "B"), Evidence("share", float("nan"), "%"))
+    told = finding_json(Finding(rule="memory", severity="info", ranks=(), sentence="x", evidence=facts), 100.0)
+    assert told["since"] is None
+    assert [fact["value"] for fact in told["evidence"]] == [None, 5, None]
+    json.dumps(told, allow_nan=False)
+
+
+def test_a_stuck_rank_has_its_stack_and_its_nodes_word() -> None:
+    found = session()
+    calls = (Call("train.py", 10, "main"), Call("loader.py", 88, "read"))
+    stuck = Stack(rank=0, step=8, waited=12.5, calls=calls)
+    found.feed([Received(Header("stack", 0, 10, 0, 3), stuck, 2.0, 5)])
+    found.feed([Received(Header("mark", 0, 10, 0, 4), Mark(what="process", detail="stopped"), 1.0, 6)])
+    rank, dead, _ = job_json(found.snapshot())["ranks"]
+    assert rank["stack"] == {
+        "step": 8, "waited": 12.5, "reason": "", "age": 2.0,
+        "calls": [
+            {"file": "train.py", "line": 10, "function": "main"}, {"file": "loader.py", "line": 88, "function": "read"},
+        ],
+    }  # fmt: skip
+    assert rank["process"] == "stopped"
+    assert (dead["stack"], dead["process"], dead["box"]) == (None, None, None)
+
+
+BOX = Box(
+    rank=1, error="OutOfMemoryError: CUDA out of memory", step=41, phase="forward", asked=4 * GIB, free=2 * GIB,
+    limit=80 * GIB, memory=Memory(activations=40 * GIB, parameters=7 * GIB, cache=GIB, free=2 * GIB, total=80 * GIB),
+    allocator=AllocatorReading(backend="native", largest_free=GIB, ooms=1), inputs=("int64 [8, 1024]",),
+    calls=tuple(Call("model.py", line, "forward") for line in range(7)), reasons={"memory.optimizer": "not told"},
+)  # fmt: skip
+
+
+def test_the_black_box_of_a_rank_is_whole_and_may_be_of_its_former_life() -> None:
+    found = session()
+    found.feed([Received(Header("box", 1, 11, 0, 7), BOX, 0.75, 7)])
+    box = json.loads(json.dumps(job_json(found.snapshot())))["ranks"][1]["box"]
+    assert set(box) == {
+        *("error", "step", "phase", "asked", "free", "limit", "memory", "allocator", "collectives", "inputs", "calls"),
+        *("reasons", "former_life", "age"),
+    }
+    assert (box["step"], box["asked"], box["age"], box["former_life"]) == (41, 4 * GIB, 0.75, False)
+    assert tuple(box["memory"]) == KEYS
+    assert (box["memory"]["activations"], box["memory"]["optimizer"]) == (40 * GIB, None)
+    assert (box["allocator"]["largest_free"], box["allocator"]["backend"]) == (GIB, "native")
+    assert box["calls"][-1] == {"file": "model.py", "line": 6, "function": "forward"}
+    found.feed([Received(Header("card", 1, 21, 1, 0), Card(job=JOB, rank=1, pid=21, restart=1), 0.1, 8)])
+    after = job_json(found.snapshot())["ranks"][1]["box"]
+    assert (after["former_life"], after["error"]) == (True, BOX.error)

@@ -11,7 +11,8 @@ from fake_job import fsdp_job
 
 from ranktop.budget.terms import Memory
 from ranktop.tui.session.state import Snapshot
-from ranktop.tui.status_table import table_row, troubles
+from ranktop.tui.status_report import report
+from ranktop.tui.status_table import table_row, unknowns
 from ranktop.tui.view.device_words import trouble_sentence
 from ranktop.tui.view.frame import frame
 from ranktop.tui.view.options import Options
@@ -111,11 +112,11 @@ def test_status_names_what_slows_a_gpu_down_and_why_a_number_is_missing() -> Non
     }
     picture = playing(job)[0].snapshot()
     assert table_row(picture.ranks[0])[-1] == "ok, too hot"
-    lines = troubles(picture)
-    assert any(line.startswith("rank 0: this GPU is slowed down: hardware thermal") for line in lines)
-    assert any("check its cooling" in line for line in lines)
-    assert "ranks 1, 2: util not known: not supported by this device (NVML 3)" in lines
-    assert troubles(snapshot(fsdp_job())) == []
+    hot = [line for line in report(picture) if "slowed down" in line]
+    assert [line.partition(",")[0] for line in hot] == ["! rank 0: this GPU is slowed down: hardware thermal slowdown"]
+    assert "check its cooling" in hot[0]
+    assert unknowns(picture) == ["ranks 1, 2: util not known: not supported by this device (NVML 3)"]
+    assert unknowns(snapshot(fsdp_job())) == []
 
 
 def test_a_rank_that_has_ended_is_in_no_phase() -> None:

@@ -95,11 +95,22 @@ def dashboard(
 def status(
     job: JobOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print the documented JSON instead of a table.")] = False,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(metavar="warning|critical", help="Exit code 1 when a finding is at least that grave."),
+    ] = None,
 ) -> None:
-    """Print what all ranks of the jobs on this machine say now. Exit code 3 when there is no job."""
-    from ranktop.tui.status import print_status
+    """Print what all ranks of the jobs on this machine say now, and which of them is out of line.
 
-    raise typer.Exit(print_status(job, as_json=json))
+    Exit codes: 0 a job was found, 1 a finding as grave as --fail-on says (or something went wrong), 2 bad usage,
+    3 no job.
+    """
+    from ranktop.tui.status import print_status
+    from ranktop.tui.status_findings import FAIL_ON
+
+    if fail_on is not None and fail_on not in FAIL_ON:
+        fail(f"--fail-on takes {' or '.join(FAIL_ON)}, not {fail_on!r}", USAGE)
+    raise typer.Exit(print_status(job, as_json=json, fail_on=fail_on))
 
 
 @app.command()

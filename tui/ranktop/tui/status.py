@@ -11,10 +11,11 @@ import sys
 import time
 from typing import Final
 
-from ranktop.tui.cli import FOUND, NONE, matching
+from ranktop.tui.cli import FAILED, FOUND, NONE, matching
 from ranktop.tui.session.state import Session
+from ranktop.tui.status_findings import reaches
 from ranktop.tui.status_json import job_json
-from ranktop.tui.status_table import print_table
+from ranktop.tui.status_table import print_snapshots, print_table
 from ranktop.wire.codec import clean
 from ranktop.wire.endpoints import Found, JobEntry, find_jobs
 
@@ -26,20 +27,27 @@ ANSWER_SECONDS: Final = 3.0
 """How long a hub is waited for."""
 
 
-def print_status(wanted: str | None, *, as_json: bool) -> int:
-    """Print the state of the jobs found and return the exit code: 0, or 3 when there is none."""
+def print_status(wanted: str | None, *, as_json: bool, fail_on: str | None = None) -> int:
+    """Print the state of the jobs found and return the exit code.
+
+    0: a job was found; 1: one has a finding of at least the severity ``fail_on``; 3: there is no job.
+    """
     found = find_jobs()
     jobs = matching(found.jobs, wanted)
     sessions = [session for entry in jobs if (session := ask(entry)) is not None]
+    snapshots = [session.snapshot() for session in sessions]
     for problem in found.problems:
         print(f"ranktop: {clean(problem)}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"schema": SCHEMA, "jobs": [job_json(s.snapshot(), s.job_id) for s in sessions]}, indent=2))
-    elif sessions:
-        print_table(sessions)
+        told = [job_json(snapshot, session.job_id) for snapshot, session in zip(snapshots, sessions, strict=True)]
+        print(json.dumps({"schema": SCHEMA, "jobs": told}, indent=2))
+    elif snapshots:
+        print_snapshots(snapshots)
     else:
         print(nothing_found(found, wanted), file=sys.stderr)
-    return FOUND if sessions else NONE
+    if not sessions:
+        return NONE
+    return FAILED if fail_on and any(reaches(snapshot.findings, fail_on) for snapshot in snapshots) else FOUND
 
 
 def nothing_found(found: Found, wanted: str | None) -> str:

@@ -256,20 +256,25 @@ def strays_json(view: RankView, snapshot: Snapshot) -> dict[str, Any]:
 
 def allocator_json(view: RankView) -> dict[str, Any]:
     """Return all counters of the rank's allocator in the documented form."""
-    reading = view.allocator
+    if view.allocator is not None:
+        return {**counters_json(view.allocator), "age": view.detail_age}
     sheet = _Sheet()
-    if reading is None:
-        words = NOT_REPORTED if view.sample is None else "not told yet"
-        for name in ("backend", "expandable", *COUNTERS, "elsewhere"):
-            sheet.put(name, None, words)
-        return {**sheet.values, "reasons": sheet.reasons, "age": None}
+    words = NOT_REPORTED if view.sample is None else "not told yet"
+    for name in ("backend", "expandable", *COUNTERS, "elsewhere"):
+        sheet.put(name, None, words)
+    return {**sheet.values, "reasons": sheet.reasons, "age": None}
+
+
+def counters_json(reading: AllocatorReading) -> dict[str, Any]:
+    """Return all counters of one reading of an allocator, with the reasons for those that are null."""
+    sheet = _Sheet()
     before = "" if reading.backend else "CUDA is not initialised in this process"
     sheet.put("backend", reading.backend or None, before)
     sheet.put("expandable", reading.expandable, "")
     for name in COUNTERS:
         sheet.put(name, getattr(reading, name), _why_no_counter(reading, name, before))
     sheet.put("elsewhere", {str(index): held for index, held in reading.elsewhere.items()}, "")
-    return {**sheet.values, "reasons": sheet.reasons, "age": view.detail_age}
+    return {**sheet.values, "reasons": sheet.reasons}
 
 
 def _why_no_counter(reading: AllocatorReading, name: str, before: str) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ranktop.budget.terms import CATEGORIES, MOMENTS, NOT_BUDGETED, STATES, Amount, Memory
-from ranktop.probes.reading import Collectives
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.status_device import allocator_json, device_json, strays_json
+from ranktop.tui.status_findings import box_json, finding_json, stack_json
+from ranktop.tui.status_parts import KEYS, collectives_json, memory_json
 from ranktop.tui.view.label import simulated
 
-KEYS: Final = (*CATEGORIES, "total")
+__all__ = ["BUDGETABLE", "KEYS", "NO_STEP", "job_json", "rank_json", "strategy_json"]
 
 BUDGETABLE: Final = (*STATES, "activations", "buffers", "runtime")
 """Categories that a budget can speak of; what the allocator caches, others use and nobody uses is not planned."""
@@ -35,6 +36,7 @@ def job_json(snapshot: Snapshot, job_id: str = "") -> dict[str, Any]:
         "step": snapshot.step,
         "step_seconds": snapshot.step_seconds,
         "ranks": [rank_json(view, snapshot) for view in snapshot.ranks],
+        "findings": [finding_json(finding, snapshot.now) for finding in snapshot.findings],
     }
 
 
@@ -112,12 +114,10 @@ def rank_json(view: RankView, snapshot: Snapshot) -> dict[str, Any]:
         "age": view.age,
         "state": view.state,
         "end": {"how": view.end.how, "code": view.end.code, "detail": view.end.detail} if view.end else None,
+        "process": view.process or None,
+        "stack": stack_json(view, snapshot.now),
+        "box": box_json(view, snapshot.now),
     }
-
-
-def memory_json(memory: Memory | None) -> dict[str, int | None]:
-    """Return bytes by category and the total; all null without a reading."""
-    return memory.as_dict() if memory is not None else dict.fromkeys(KEYS)
 
 
 def expected_json(amounts: dict[str, Amount], measured: Memory | None) -> dict[str, int | None]:
@@ -206,20 +206,3 @@ def _step_age(view: RankView) -> float | None:
     if view.sample is None or view.sample.step_age is None:
         return None
     return view.sample.step_age + (view.age or 0.0)
-
-
-def collectives_json(collectives: Collectives | None) -> dict[str, Any]:
-    """Return the position of every process group."""
-    if collectives is None:
-        return {"groups": [], "reason": "this rank has not reported yet"}
-    groups = [
-        {
-            "name": group.name,
-            "description": group.description,
-            "size": group.size,
-            "enqueued": group.enqueued,
-            "completed": group.completed,
-        }
-        for group in collectives.groups
-    ]
-    return {"groups": groups, "reason": collectives.reason}

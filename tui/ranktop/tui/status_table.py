@@ -1,4 +1,4 @@
-"""What ``ranktop status`` prints for people: a table per job, and below it what is wrong."""
+"""What ``ranktop status`` prints for people: a table per job, and below it the findings."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from ranktop.tui.session.expected import difference
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Session, Snapshot
 from ranktop.tui.status_json import BUDGETABLE, strategy_json
+from ranktop.tui.status_report import report
 from ranktop.tui.view.label import simulated
 from ranktop.wire.codec import clean
 
 
 def print_table(sessions: Sequence[Session]) -> None:
-    """Print a table per job, wide enough for its columns."""
+    """Print a table per job as it is now, and below it the findings."""
+    print_snapshots([session.snapshot() for session in sessions])
+
+
+def print_snapshots(snapshots: Sequence[Snapshot]) -> None:
+    """Print a table per job, wide enough for its columns, and below it the findings."""
     from rich.console import Console
     from rich.table import Table
 
     width = max(shutil.get_terminal_size().columns, 160)
     console = Console(width=width, markup=False, emoji=False, highlight=False)
-    for session in sessions:
-        snapshot = session.snapshot()
+    for snapshot in snapshots:
         console.print(job_line(snapshot))
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for name in COLUMNS:
@@ -31,9 +36,12 @@ def print_table(sessions: Sequence[Session]) -> None:
         for view in snapshot.ranks:
             table.add_row(*table_row(view))
         console.print(table)
-        for line in troubles(snapshot):
+        for line in unknowns(snapshot):
             console.print(line, soft_wrap=True)
-        console.print(f"{FOOTNOTE}\n")
+        console.print(FOOTNOTE)
+        for line in report(snapshot):
+            console.print(line, soft_wrap=True)
+        console.print()
 
 
 FOOTNOTE: Final = (
@@ -80,29 +88,7 @@ def table_row(view: RankView) -> list[str]:
     ]
 
 
-def troubles(snapshot: Snapshot) -> list[str]:
-    """Return a line for each rank that did not end by itself, whose device is not well or holds other ranks."""
-    from ranktop.tui.view.device_words import ailments, strangers, stray_sentence, throttle_sentence, trouble_sentence
-    from ranktop.tui.view.gauges import Gauges
-    from ranktop.tui.view.text import UNICODE
-
-    lines: list[str] = []
-    crowded = strangers(snapshot)
-    for view in snapshot.ranks:
-        if view.end is not None and view.state != "ended":
-            lines.append(end_line(view))
-        gauges = Gauges.of(view)
-        if view.state.startswith("device ") and gauges is not None:
-            lines.append(clean(f"rank {view.rank}: {trouble_sentence(gauges)}"))
-        elif view.state == "ok" and gauges is not None:
-            ill = [throttle_sentence(gauges, UNICODE), *(text for _, text in ailments(gauges))]
-            lines += [clean(f"rank {view.rank}: {text}") for text in ill if text]
-        if view.rank in crowded:
-            lines.append(clean(f"rank {view.rank}: {stray_sentence(crowded[view.rank])}"))
-    return [*lines, *_unknown(snapshot)]
-
-
-def _unknown(snapshot: Snapshot) -> list[str]:
+def unknowns(snapshot: Snapshot) -> list[str]:
     """Return a line for each reason why the table has a dash for ranks that are otherwise well."""
     from ranktop.tui.view.device_words import ranks_words
 
@@ -134,16 +120,6 @@ def _state(view: RankView) -> str:
     word, old = health_word(gauges), gauges.old("utilization", "used")
     facts = [view.state, word, "" if old is None else f"GPU read {old:.0f} s ago"]
     return ", ".join(fact for fact in facts if fact)
-
-
-def end_line(view: RankView) -> str:
-    """Return one line about how a rank ended."""
-    from ranktop.tui.view.status import what_went_wrong
-
-    assert view.end is not None
-    code = "" if view.end.code is None else f" (code {view.end.code})"
-    detail = what_went_wrong(view.end.detail)
-    return clean(f"rank {view.rank} {view.state}{code}{': ' + detail if detail else ''}")
 
 
 def _age(view: RankView) -> str:
