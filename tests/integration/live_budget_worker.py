@@ -63,6 +63,9 @@ class Counted:
         now = self.settled()
         return now, now
 
+    def look_again(self) -> None:
+        """Do nothing: every reading looks."""
+
     def read(self) -> AllocatorReading:
         now = self.live.total()
         return AllocatorReading(allocated=now, reserved=now, baseline=self.baseline)

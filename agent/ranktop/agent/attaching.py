@@ -68,6 +68,16 @@ class _Agent:
         if isinstance(error, BaseException) and not hasattr(sys, "ps1"):
             self.how, self.code = "exception", 1
             self.detail = one_line(error)
+            self.met(error)
+
+    def met(self, error: BaseException) -> None:
+        """Leave a black box behind when the script ends because it ran out of memory; for the thread that trained."""
+        try:
+            from ranktop.agent.black_box import failure_of
+
+            self.sampler.failure = failure_of(error, self.watch)
+        except Exception as problem:
+            say(f"no black box of this out-of-memory: {one_line(problem)}")
 
 
 _agent: _Agent | None = None
@@ -107,10 +117,12 @@ def stop() -> None:
         say(f"did not stop cleanly: {one_line(error)}")
 
 
-def ended(how: str, code: int | None, detail: str) -> None:
+def ended(how: str, code: int | None, detail: str, error: BaseException | None) -> None:
     """Note how the script ended; it is told at the end of the process."""
     if _agent is not None:
         _agent.how, _agent.code, _agent.detail = how, code, detail
+        if error is not None and code != 0:
+            _agent.met(error)
 
 
 def _start(script: str) -> None:

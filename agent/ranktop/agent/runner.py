@@ -49,26 +49,26 @@ def run_module(name: str, arguments: list[str]) -> None:
     _run_as_main(name, True)
 
 
-def call(run: Callable[[], None], ended: Callable[[str, int | None, str], None]) -> None:
+def call(run: Callable[[], None], ended: Callable[[str, int | None, str, BaseException | None], None]) -> None:
     """Call ``run`` and report how it ended; an exception goes on its way, its traceback without our frames.
 
-    ``ended`` gets (how, exit code, one line of detail).
+    ``ended`` gets (how, exit code, one line of detail, what was raised), while the frames still hold what they held.
     """
     try:
         run()
     except SystemExit as error:
-        ended("exit", _exit_code(error), one_line(error) if isinstance(error.code, str) else "")
+        ended("exit", _exit_code(error), one_line(error) if isinstance(error.code, str) else "", error)
         raise
     except KeyboardInterrupt as error:
         # The interpreter ends itself by the signal after it has told of the exception.
-        ended("signal", 2, "SIGINT")
+        ended("signal", 2, "SIGINT", error)
         _hide_own_frames(error)
         raise
     except BaseException as error:
-        ended("exception", 1, one_line(error))
+        ended("exception", 1, one_line(error), error)
         _hide_own_frames(error)
         raise
-    ended("exit", 0, "")
+    ended("exit", 0, "", None)
 
 
 def one_line(error: BaseException) -> str:

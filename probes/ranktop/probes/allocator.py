@@ -108,6 +108,10 @@ class HostAllocator:
             return None, None
         return info.uordblks + info.hblkhd, info.arena + info.hblkhd
 
+    def look_again(self) -> None:
+        """Have the next ``read`` look for itself, whatever that costs."""
+        self._rest_until = 0.0
+
     def read(self) -> AllocatorReading:
         """Return both counters; malloc keeps no others."""
         if time.monotonic() >= self._rest_until:

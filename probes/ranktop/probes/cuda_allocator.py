@@ -58,6 +58,10 @@ class CudaAllocator:
         allocated, reserved = _number(stats, "allocated_bytes"), _number(stats, "reserved_bytes")
         return (None, None) if self._settings.uncached and not reserved else (allocated, reserved)
 
+    def look_again(self) -> None:
+        """Have the next ``read`` look for the largest free block anew."""
+        self._free.look_again()
+
     def read(self) -> AllocatorReading:
         """Return all counters; for a thread other than the one that trains."""
         torch = _initialized_torch()

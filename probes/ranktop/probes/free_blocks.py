@@ -11,6 +11,8 @@ from typing import Any, Final
 
 MOST_BLOCKS: Final = 5_000
 """A snapshot makes a dictionary of each block, at 1 to 2 microseconds and with the interpreter's lock held."""
+MOST_BLOCKS_AT_THE_END: Final = 50_000
+"""A tenth of a second, when the script has ended anyway."""
 _PAUSE: Final = 10.0
 """Seconds between two snapshots, however cheap."""
 _SHARE: Final = 0.001
@@ -41,8 +43,14 @@ class FreeBlockProbe:
         self._error = ""
         self._rest_until = 0.0
         self._recorded = False
+        self._most = MOST_BLOCKS
         self._lean: bool | None = None
         """Whether a snapshot can be had without the trace of allocations."""
+
+    def look_again(self) -> None:
+        """Have the next ``read`` take a snapshot, also of a cache that is large: the process is at its end."""
+        self._rest_until = 0.0
+        self._most = MOST_BLOCKS_AT_THE_END
 
     @property
     def last(self) -> FreeBlocks | None:
@@ -86,8 +94,8 @@ class FreeBlockProbe:
             return "this torch does not tell whether it records memory history, which makes looking costly"
         if recording() or (self._recorded and not self._lean):
             return "memory history is recorded, which makes looking costly"
-        if blocks > MOST_BLOCKS:
-            return f"the cache has up to {blocks} blocks, and looking through more than {MOST_BLOCKS} is costly"
+        if blocks > self._most:
+            return f"the cache has up to {blocks} blocks, and looking through more than {self._most} is costly"
         if threading.current_thread() is threading.main_thread():
             return "not looked for from the thread that trains"
         return ""

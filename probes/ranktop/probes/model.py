@@ -69,6 +69,11 @@ class ModelProbe:
         """False when the model has been garbage collected."""
         return self._root() is not None
 
+    @property
+    def root(self) -> nn.Module | None:
+        """The model; None once it is gone."""
+        return self._root()
+
     def add_optimizer(self, optimizer: Any) -> None:
         """Take one more optimizer into account (once, however often it is given)."""
         if all(ref() is not optimizer for ref in self._optimizers):

@@ -295,6 +295,10 @@ class AllocatorProbe(Protocol):
         """Return all counters (for the sampling thread)."""
         ...
 
+    def look_again(self) -> None:
+        """Have the next ``read`` repeat nothing of an earlier one: the process is at its end."""
+        ...
+
     def quick(self) -> tuple[int | None, int | None]:
         """Return (allocated, reserved) as cheaply as possible (for the training thread)."""
         ...
