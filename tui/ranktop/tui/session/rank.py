@@ -104,6 +104,8 @@ class RankView:
     """When that reached the hub, on the session's clock."""
     process: str = ""
     """What its node says of its process while it is silent: ``stopped``, ``sleeping``, ... (``Mark``)."""
+    validating: bool = False
+    """It was seen in validation since its last step finished."""
     former: End | None = None
     """How the life before this one ended; None in a first life, and where nobody told."""
     former_box: Box | None = None
@@ -173,6 +175,7 @@ class RankState:
         self.box: Box | None = None
         self.boxed: float | None = None
         self.process = ""
+        self.validating = False
         self.former: End | None = None
         self.former_box: Box | None = None
         self.former_boxed: float | None = None
@@ -203,6 +206,7 @@ class RankState:
             self.budget = self.peak = None
             self.stack = self.stack_at = self.box = self.boxed = None
             self.process = ""
+            self.validating = False
             self.steps.clear()
             self.footprints.clear()
             self.looks.clear()
@@ -225,6 +229,8 @@ class RankState:
 
     def hear(self, sample: Sample, at: float) -> None:
         """Take a sample that reached the hub at ``at``."""
+        same_step = self.sample is not None and self.sample.step == sample.step
+        self.validating = sample.phase == "eval" or (same_step and self.validating)
         self.sample, self.received = sample, at
         last = self.steps[-1].index if self.steps else 0
         self.steps.extend(step for step in sample.steps if step.index > last)
@@ -349,6 +355,7 @@ class RankState:
             box=self.box,
             boxed=self.boxed,
             process=self.process,
+            validating=self.validating,
             former=self.former,
             former_box=self.former_box,
             former_boxed=self.former_boxed,
