@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,8 +10,10 @@ from typing import Any
 import pytest
 from fake_job import GIB, FakeJob, fsdp_job
 from hub_harness import JOB, Node, fresh_node, pump, until
+from typer.testing import CliRunner
 
 from ranktop.agent.publisher import Publisher
+from ranktop.tui.commands import app
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.state import Session, Snapshot
 from ranktop.tui.status import ask
@@ -81,9 +81,8 @@ def in_short(findings: tuple[Finding, ...]) -> set[tuple[str, str, tuple[int, ..
 
 
 def status(*options: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "ranktop.tui.cli", "status", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    return done.returncode, done.stdout, done.stderr
+    done = CliRunner().invoke(app, ["status", *options])
+    return done.exit_code, done.stdout, done.stderr
 
 
 def findings_of(output: str) -> list[dict[str, Any]]:
@@ -104,7 +103,8 @@ def test_the_exit_code_follows_the_gravest_finding(node: Node) -> None:
     publishers = [node.publisher(rank) for rank in range(2)]
     for rank, publisher in enumerate(publishers):
         publisher.send(Card(job=Job(id=JOB.id, name="train", world_size=2), rank=rank, pid=1, node="here"))
-        publisher.send(Sample(rank=rank, step=12))
+        # Its next sample is not due before the test is over: nobody is silent.
+        publisher.send(Sample(rank=rank, step=12, interval=100.0))
     viewer = node.viewer()
     until(lambda: [pump(publisher) for publisher in publishers] and len(viewer.bodies(Sample)) == 2)
     for options in ((), ("--fail-on", "warning"), ("--fail-on", "critical"), ("--json", "--fail-on", "warning")):
