@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fake_job import FakeClock
 
@@ -39,7 +39,11 @@ def fsdp(layers: int = 6, data: float = 0.02, forward: float = 0.08, optimizer: 
     for _ in range(layers):
         program += [("join", "forward", 0.001), ("work", "forward", forward / layers)]
     for _ in range(layers):
-        program += [("join", "backward", 0.001), ("work", "backward", 2 * forward / layers), ("start", "backward", 0.002)]
+        program += [
+            ("join", "backward", 0.001),
+            ("work", "backward", 2 * forward / layers),
+            ("start", "backward", 0.002),
+        ]
     return [*program, ("finish", "backward", 0.0), ("work", "optimizer", optimizer)]
 
 
@@ -154,7 +158,8 @@ class Lockstep:
                 spent[rank][phase] += self.times[rank] - before[rank]
         for rank, phases in enumerate(spent):
             tokens = int(self.tokens.get(rank, 4096) * lengths[rank])
-            times = StepTimes(index=index, seconds=self.times[rank] - began[rank], tokens=tokens, **phases)
+            seconds = self.times[rank] - began[rank]
+            times = replace(StepTimes(index=index, seconds=seconds, tokens=tokens), **phases)  # type: ignore[arg-type]
             self.steps[rank].append((self.times[rank], times))
 
     # -- what the agents say of it ---------------------------------------------------------------------------------

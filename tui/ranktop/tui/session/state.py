@@ -16,13 +16,10 @@ from ranktop.tui.session.footprints import KEPT, KEPT_OF_MANY, MANY
 from ranktop.tui.session.processes import Owners, Places, places
 from ranktop.tui.session.rank import GONE, MARKS_KEPT, Event, RankState, RankView
 from ranktop.tui.session.source import Received, Reset
+from ranktop.tui.session.stall import patience
 from ranktop.wire.schema import Box, Card, Device, End, History, Job, Mark, Sample, Stack
 
 __all__ = ["Event", "RankState", "RankView", "Session", "Snapshot"]
-
-STALL_SECONDS: Final = 8.0
-STALL_STEPS: Final = 3
-"""A job stalls when no rank finished a step within the larger of these: seconds, usual steps."""
 
 MOST_MISSING: Final = 65536
 """World size up to which ranks that were never seen are listed."""
@@ -203,14 +200,13 @@ class Session:
         return min(ages, default=None)
 
     def state(self) -> str:
-        """Return ``starting``, ``running``, ``stalled`` or ``ended``."""
+        """Return ``starting``, ``running``, ``stalled`` or ``ended``, as the steps alone tell it."""
         if self.ranks and all(state.state() in GONE for state in self.ranks.values()):
             return "ended"
         age = self.step_age()
         if age is None:
             return "starting"
-        limit = max(STALL_SECONDS, STALL_STEPS * (self._usual_step() or 0.0))
-        return "stalled" if age > limit else "running"
+        return "stalled" if age > patience(self._usual_step()) else "running"
 
     def snapshot(self, *, copy_history: bool = False) -> Snapshot:
         """Return the job as it is now; with ``copy_history`` one that stays as it is for ever."""
@@ -238,4 +234,10 @@ class Session:
         found = self.findings.of(snapshot)
         if self.findings.failure:
             self.failure = self.findings.failure
-        return replace(snapshot, findings=found)
+        return replace(snapshot, state=_as_found(snapshot.state, found), findings=found)
+
+
+def _as_found(state: str, found: Iterable[Finding]) -> str:
+    """Return the job's state: one that stands for a good reason (``pause``) is not stalled."""
+    rules = {finding.rule for finding in found}
+    return "running" if state == "stalled" and "pause" in rules and "hang" not in rules else state

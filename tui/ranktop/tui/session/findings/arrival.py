@@ -150,8 +150,8 @@ def _rows(places: Sequence[Place]) -> list[Row]:
     if not whole:
         columns = _columns(places)
     if any(None in column for column in columns):
-        return [row for row in zip(*columns, strict=True) if None not in row]  # type: ignore[misc]
-    return list(zip(*columns, strict=True))  # type: ignore[arg-type]
+        return [row for row in zip(*columns, strict=True) if None not in row]
+    return list(zip(*columns, strict=True))
 
 
 def _columns(places: Sequence[Place]) -> list[list[int | None]]:

@@ -13,10 +13,10 @@ from ranktop.tui.session.findings.slowness import Slow
 from ranktop.tui.session.rank import RankView
 
 HELD_DOWN: Final = frozenset({
-    "hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake", "board limit",
-    "reliability",
+    "hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake",
+    "board limit", "reliability",
 })  # fmt: skip
-"""Throttle reasons that never belong to sound work. ``software power cap`` counts when clocks are lower than others'."""
+"""Throttle reasons that never belong to sound work. ``software power cap`` counts when clocks are low as well."""
 
 LOW_CLOCK: Final = 0.95
 """Share of its peers' SM clock from which a rank's is low."""
@@ -206,7 +206,7 @@ def place(slow: Slow) -> str:
         return "backward"
     if strategy in ("zero1", "zero2", "zero-redundancy"):
         return "backward or optimizer"
-    return "forward or backward"
+    return "forward, backward or optimizer" if strategy == "zero3" else "forward or backward"
 
 
 def _phase(slow: Slow) -> Cause:

@@ -28,14 +28,20 @@ class Keeper:
         self._every = every
         self._rules = RULES if rules is None else rules
         self._asked: float | None = None
+        self._state = ""
+        """The job's, when the rules were last asked."""
         self._since: dict[Key, tuple[float, int | None]] = {}
         self._found: tuple[Finding, ...] = ()
 
     def of(self, snapshot: Snapshot) -> tuple[Finding, ...]:
-        """Return the findings, the gravest and then the oldest first; those of the last look until one is due."""
+        """Return the findings, the gravest and then the oldest first; those of the last look until one is due.
+
+        One is due at once when the job has come to a stand, or goes on: what a rule says of it is part of its state.
+        """
         every = self._every * max(1.0, len(snapshot.ranks) / MANY_RANKS)
-        if self._asked is None or snapshot.now - self._asked >= every or snapshot.now < self._asked:
-            self._asked = snapshot.now
+        due = self._asked is None or snapshot.now - self._asked >= every or snapshot.now < self._asked
+        if due or snapshot.state != self._state:
+            self._asked, self._state = snapshot.now, snapshot.state
             self._found = self._look(snapshot)
         return self._found
 

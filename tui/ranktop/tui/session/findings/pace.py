@@ -23,7 +23,7 @@ WARM_UP: Final = 3
 """First steps, in which things are compiled, allocated and loaded."""
 
 WINDOW: Final = 32
-"""Steps that are judged: enough for a median that noise moves little, few enough to see what began half a minute ago."""
+"""Steps that are judged: enough for a median that noise moves little, few enough to see what began lately."""
 
 WINDOW_OF_MANY: Final = 24
 MANY: Final = 256
@@ -180,10 +180,10 @@ def _pace(view: RankView, ways: tuple[tuple[str, ...], ...], window: int) -> Pac
         forward = [step.forward or 0.0 for step in steps]
         outside = [whole - part for whole, part in zip(seconds, backward, strict=True)]
         narrow = [whole - part for whole, part in zip(outside, forward, strict=True)]
-        own = (outside, narrow, optimizer)
+        own = [outside, narrow, optimizer]
     else:
         outside = [whole - a - b for whole, a, b in zip(seconds, backward, optimizer, strict=True)]
-        own = (outside, [whole - (step.forward or 0.0) for whole, step in zip(outside, steps, strict=True)])
+        own = [outside, [whole - (step.forward or 0.0) for whole, step in zip(outside, steps, strict=True)]]
     return Pace(view, steps, median(seconds), tuple(_median(values) for values in own))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -84,7 +85,7 @@ def _cut(values: list[float]) -> int:
 def _error(values: list[float]) -> float:
     ordered = sorted(values)
     count = len(ordered)
-    return SPREAD_OF_QUARTILES * (ordered[-1 - count // 4] - ordered[count // 4]) / count**0.5
+    return SPREAD_OF_QUARTILES * (ordered[-1 - count // 4] - ordered[count // 4]) / math.sqrt(count)
 
 
 def _growth(rows: list[tuple[float, ...]], cut: int) -> float | None:

@@ -12,16 +12,20 @@ from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.forecast import forecast
 from ranktop.tui.session.findings.fragmentation import fragmentation
 from ranktop.tui.session.findings.growth import growth
+from ranktop.tui.session.findings.hang import hang
 from ranktop.tui.session.findings.memory import memory
 from ranktop.tui.session.findings.missing import missing
 from ranktop.tui.session.findings.no_sync import no_sync
 from ranktop.tui.session.findings.offload import offload
 from ranktop.tui.session.findings.oom import oom
+from ranktop.tui.session.findings.pause import pause
 from ranktop.tui.session.findings.restart import restart
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.silent import silent
+from ranktop.tui.session.findings.straggler import straggler
 from ranktop.tui.session.findings.strays import strays
 from ranktop.tui.session.findings.throttle import throttle
+from ranktop.tui.session.findings.tokens import tokens
 from ranktop.tui.session.findings.unsharded import unsharded
 from ranktop.tui.session.findings.versions import versions
 
@@ -37,6 +41,10 @@ RULES: Final[dict[str, Rule]] = {
     "device": device,
     "throttle": throttle,
     "strays": strays,
+    "hang": hang,
+    "pause": pause,
+    "straggler": straggler,
+    "tokens": tokens,
     "memory": memory,
     "growth": growth,
     "fragmentation": fragmentation,
