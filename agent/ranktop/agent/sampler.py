@@ -12,16 +12,21 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ranktop.agent.black_box import Failure, box_of
 from ranktop.agent.identity import Identity
+from ranktop.agent.looks import Looks
 from ranktop.agent.own_device import OwnDevice
 from ranktop.agent.publisher import Publisher
 from ranktop.agent.runner import one_line
 from ranktop.agent.say import say
+from ranktop.agent.script_code import ScriptCode
+from ranktop.agent.stalls import StallWatch
 from ranktop.budget.terms import Memory
 from ranktop.probes.allocator import HostAllocator
 from ranktop.probes.collectives import CollectiveProbe
 from ranktop.probes.identity import at_moment, compose
 from ranktop.probes.reading import AllocatorReading, DeviceIdentity, DeviceReading, Resident, StepTimes
+from ranktop.probes.starvation import StarvationProbe
 from ranktop.wire.schema import Card, Cost, End, Sample, Table, Versions
 
 if TYPE_CHECKING:
@@ -69,6 +74,8 @@ class Sampler(threading.Thread):
         self.identity = identity
         self.watch: Watch | None = None
         """Set once torch has been imported."""
+        self.failure: Failure | None = None
+        """The out-of-memory that ends the script; None again once it has been told."""
         self._directory = directory
         self._script = script
         self.host_allocator = HostAllocator()
@@ -77,6 +84,10 @@ class Sampler(threading.Thread):
         self._end: End | None = None
         self._device = OwnDevice(identity.rank, interval, directory)
         self._collectives = CollectiveProbe()
+        self._looks = Looks(self._collectives)
+        self._starvation = StarvationProbe()
+        self._stalls = StallWatch(identity.rank)
+        self._code = ScriptCode()
         self._began = time.monotonic()
         self._carded: tuple[object, ...] = ()
         self._revision = -1
@@ -108,21 +119,42 @@ class Sampler(threading.Thread):
         identity = self.identity
         publisher = Publisher(identity.job, identity.rank, identity.pid, identity.restart, self._directory)
         due = time.monotonic()
+        before = time.thread_time()
         while not self._stopping.is_set():
-            before = time.thread_time()
             self._guarded(lambda: self._publish(publisher))
             self._guarded(publisher.pump)
             self._tell(publisher.problem)
-            self._cpu = time.thread_time() - before
+            # All since the last sample: the looks between two cost something too.
+            before, self._cpu = (now := time.thread_time()), now - before
             due = max(due + self._interval, time.monotonic() + 0.2 * self._interval)
-            pause = ANSWER_SECONDS
-            while (left := due - time.monotonic()) > 0 and not self._stopping.wait(min(pause, left)):
-                if pause < left:
-                    self._guarded(publisher.pump)
-                pause = PATIENCE_SECONDS
+            self._rest(publisher, due)
         self._guarded(lambda: self._last_words(publisher))
         publisher.close()
         self._device.close()
+
+    def _rest(self, publisher: Publisher, due: float) -> None:
+        """Wait for the time of the next sample; between, talk to the hub and look at the collectives."""
+        now = time.monotonic()
+        pump = now + ANSWER_SECONDS
+        while now < due:
+            until = min(due, pump, self._looks.due() or due)
+            if until > now and self._stopping.wait(until - now):
+                return
+            self._guarded(self._looks.look)
+            now = time.monotonic()
+            if now >= pump:
+                self._guarded(lambda: self._attend(publisher))
+                now = time.monotonic()
+                pump = now + PATIENCE_SECONDS
+
+    def _attend(self, publisher: Publisher) -> None:
+        publisher.pump()
+        self._look_for_a_stall(publisher)
+
+    def _look_for_a_stall(self, publisher: Publisher) -> None:
+        stack = self._stalls.look(self.watch)
+        if stack is not None:
+            publisher.send(stack)
 
     def _guarded(self, call: Callable[[], None]) -> None:
         try:
@@ -144,8 +176,10 @@ class Sampler(threading.Thread):
         if self.watch is not None:
             self._device.choose(self.watch.device)
         self._speak(publisher)
+        self._look_for_a_stall(publisher)
 
     def _speak(self, publisher: Publisher) -> None:
+        failure = self.failure
         allocator = self._allocator()
         sample = self._sample(allocator, publisher.dropped)
         news = self._device.news(allocator)
@@ -154,14 +188,21 @@ class Sampler(threading.Thread):
         for message in (card, sample, news):
             if message is not None:
                 publisher.send(message)
+        if failure is not None:
+            publisher.send(box_of(failure, sample, allocator))
+            self.failure = None
 
     def _allocator(self) -> AllocatorReading:
         watch = self.watch
         probe = watch.allocator if watch is not None and watch.allocator is not None else self.host_allocator
+        if self.failure is not None:
+            probe.look_again()
         return probe.read()
 
     def _last_words(self, publisher: Publisher) -> None:
-        if self.watch is not None:
+        if self.failure is not None:
+            self._guarded(lambda: self._publish(publisher))
+        elif self.watch is not None:
             self._speak(publisher)
         if self._end is not None:
             publisher.send(self._end)
@@ -172,7 +213,7 @@ class Sampler(threading.Thread):
         facts = self.watch.facts if self.watch is not None else None
         device = self._device.identity()
         notes = (*self._notes(), *self._device.notes(allocator))
-        key = (facts, device, _backend(), self.watch is not None, notes)
+        key = (facts, device, _backend(), self.watch is not None, notes, self._code.digest())
         if key == self._carded:
             return None
         self._carded = key
@@ -198,6 +239,7 @@ class Sampler(threading.Thread):
             script=self._script,
             notes=notes,
             pids=self._device.pids,
+            code=self._code.digest(),
         )
 
     def _notes(self) -> tuple[str, ...]:
@@ -228,6 +270,7 @@ class Sampler(threading.Thread):
             reasons = {**reasons, "activations": "no model has run yet: what is allocated is shown as runtime"}
         table, table_reasons = self._table(allocator, device)
         errors = self._errors + (watch.errors if watch is not None else 0)
+        collectives = self._collectives.read()
         return Sample(
             rank=self.identity.rank,
             uptime=time.monotonic() - self._began,
@@ -244,8 +287,10 @@ class Sampler(threading.Thread):
             step_age=None if recorder is None or recorder.last_end is None else time.perf_counter() - recorder.last_end,
             steps=self._steps(),
             phase=recorder.phase if recorder is not None else "",
-            collectives=self._collectives.read(),
+            collectives=collectives,
             cost=Cost(cpu_s=self._cpu, hook_s=self._hooks(), dropped=dropped, errors=errors),
+            looks=self._looks.take([group.name for group in collectives.groups]),
+            starved=self._starvation.read(watch.thread if watch is not None else None),
         )
 
     def _resident(self) -> Resident | None:
