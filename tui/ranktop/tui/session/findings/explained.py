@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from ranktop.budget.terms import STATES
+from ranktop.tui.session.findings.death import lost_peer, told_to_go
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
 
@@ -16,6 +17,12 @@ Holds = Callable[[Finding, Finding, Scene], bool]
 MOST_TAKEN: Final = 8
 """Facts that a finding takes over from those that it explains."""
 
+AT_ONCE: Final = 10.0
+"""Seconds that may lie between the last step of a job and the rank that ran out of memory in the next."""
+
+DYING: Final = 60.0
+"""Seconds that a rank may take to end after it ran out of memory."""
+
 
 def unexplained(found: Sequence[Finding], scene: Scene) -> list[Finding]:
     """Return the findings that no other one of them explains, with what they have of those as evidence."""
@@ -23,11 +30,12 @@ def unexplained(found: Sequence[Finding], scene: Scene) -> list[Finding]:
     for number, one in enumerate(found):
         by_rule.setdefault(one.rule, []).append(number)
     reasons = {number: reason for number, one in enumerate(found) if (reason := _reason(one, found, by_rule, scene))}
-    taken: dict[int, list[Evidence]] = {}
+    told = list(found)
     for number, (by, link) in reasons.items():
-        if link.told and (root := _root(by, reasons)) is not None:
-            taken.setdefault(root, []).extend(_taken(found[number], link))
-    return [_with(one, taken.get(number, ())) for number, one in enumerate(found) if number not in reasons]
+        root = _root(by, reasons) if link.told else None
+        if root is not None:
+            told[root] = _with(told[root], found[number], link)
+    return [one for number, one in enumerate(told) if number not in reasons]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +51,22 @@ class Link:
     """Under which name the explained one's sentence becomes evidence; empty: it does not."""
     evidence: bool = False
     """Its evidence goes along."""
+    raises: bool = False
+    """What explains it is as grave as it."""
 
 
 def _anywhere(by: Finding, of: Finding, scene: Scene) -> bool:
     return True
 
 
-def _grave(by: Finding, of: Finding, scene: Scene) -> bool:
-    """What did not stop the job explains nothing of the others."""
-    return by.severity == "critical"
+def _gone(by: Finding, of: Finding, scene: Scene) -> bool:
+    """A rank that ran out of memory and lives explains only what began with it: it may have coped."""
+    if by.severity != "critical":
+        return False
+    views = [scene.snapshot.rank(rank) for rank in by.ranks]
+    if any(view is not None and view.end is not None for view in views):
+        return True
+    return by.since is not None and of.since is not None and by.since >= of.since - AT_ONCE
 
 
 def _told_to_end(by: Finding, of: Finding, scene: Scene) -> bool:
@@ -63,7 +78,30 @@ def _same_ranks(by: Finding, of: Finding, scene: Scene) -> bool:
 
 
 def _its_death(by: Finding, of: Finding, scene: Scene) -> bool:
-    return by.severity == "critical" and _same_ranks(by, of, scene)
+    """The death that followed: of the same rank, or of one that only lost its peer."""
+    if by.severity != "critical" or of.severity != "critical":
+        return False
+    if by.since is not None and of.since is not None and of.since - by.since > DYING:
+        return False
+    ends = [view.end for rank in of.ranks if (view := scene.snapshot.rank(rank)) is not None and view.end is not None]
+    return _same_ranks(by, of, scene) or (bool(ends) and all(lost_peer(end) or told_to_go(end) for end in ends))
+
+
+def _beside(by: Finding, of: Finding, scene: Scene) -> bool:
+    """Some ranks pause while others wait: those are no stragglers. Where all pause, who was slow before still is."""
+    if not of.ranks:
+        return True
+    everyone = sum(view.sample is not None for view in scene.snapshot.ranks)
+    return len(by.ranks) < everyone and _same_ranks(by, of, scene)
+
+
+def _not_begun(by: Finding, of: Finding, scene: Scene) -> bool:
+    """A job that stands before its first step waits for the ranks that never came."""
+    return by.severity == "warning" and not of.step
+
+
+def _kept(by: Finding, of: Finding, scene: Scene) -> bool:
+    return of.subject in (by.subject, "kept") and _same_ranks(by, of, scene)
 
 
 def _same_subject(by: Finding, of: Finding, scene: Scene) -> bool:
@@ -100,23 +138,25 @@ def _its_own(by: Finding, of: Finding, scene: Scene) -> bool:
 
 LINKS: Final = (
     Link("oom", ("death",), _its_death, "how it ended", evidence=True),
-    Link("oom", ("forecast",), _its_death, "foreseen"),
-    Link("oom", ("hang", "pause", "straggler", "silent", "missing"), _grave),
+    Link("oom", ("forecast", "fragmentation"), _same_ranks, "foreseen"),
+    Link("oom", ("hang", "pause", "straggler", "silent", "missing"), _gone),
     Link("death", ("hang", "pause", "straggler", "silent", "missing"), _told_to_end),
     Link("death", ("forecast",), _same_ranks),
     Link("device", ("hang", "pause"), _names_it, "since then"),
     Link("device", ("throttle", "straggler", "silent"), _its_own),
-    Link("pause", ("hang", "straggler"), _anywhere),
+    Link("missing", ("hang",), _not_begun, "since then", raises=True),
+    Link("pause", ("hang",), _anywhere),
+    Link("pause", ("straggler",), _beside),
     Link("hang", ("silent",), _same_ranks, "its process", evidence=True),
     Link("hang", ("straggler",), _anywhere),
     Link("silent", ("straggler",), _same_ranks),
     Link("straggler", ("tokens", "throttle"), _cause, "because", evidence=True),
     Link("tokens", ("memory",), _of("activations"), "therefore"),
-    Link("growth", ("memory",), _same_subject, "by now"),
+    Link("growth", ("memory",), _kept, "by now"),
     Link("unsharded", ("memory",), _states_of_group, "therefore"),
     Link("no_sync", ("memory",), _of("gradients"), "therefore"),
     Link("checkpointing", ("memory",), _of("activations"), "therefore"),
-    Link("offload", ("memory",), _of(*STATES), "therefore"),
+    Link("offload", ("memory",), _same_subject, "therefore"),
     Link("fragmentation", ("memory",), _of("cache"), "therefore"),
     Link("strays", ("memory",), _of("other", "runtime"), "therefore"),
 )
@@ -144,12 +184,10 @@ def _root(number: int, reasons: dict[int, tuple[int, Link]]) -> int | None:
     return None
 
 
-def _taken(one: Finding, link: Link) -> Iterable[Evidence]:
-    yield Evidence(link.told, one.sentence)
-    if link.evidence:
-        yield from one.evidence
-
-
-def _with(one: Finding, more: Sequence[Evidence]) -> Finding:
-    added = [fact for fact in dict.fromkeys(more) if fact not in one.evidence]
-    return replace(one, evidence=(*one.evidence, *added[:MOST_TAKEN])) if added else one
+def _with(one: Finding, explained: Finding, link: Link) -> Finding:
+    """Return a finding with what it takes over from another one that it explains."""
+    facts = [Evidence(link.told, explained.sentence), *(explained.evidence if link.evidence else ())]
+    added = [fact for fact in facts[: MOST_TAKEN + 1] if fact not in one.evidence]
+    graver = link.raises and explained.gravity > one.gravity
+    severity = explained.severity if graver else one.severity
+    return replace(one, evidence=(*one.evidence, *added), severity=severity)
