@@ -32,8 +32,9 @@ def test_a_finding_keeps_its_beginning_while_it_stands() -> None:
 
 
 def test_the_gravest_come_first_and_a_rule_may_know_better_since_when() -> None:
-    keeper = Keeper(rules={"straggler": lambda scene: [SLOW], "hang": lambda scene: [HUNG]})
-    assert [(finding.rule, finding.since) for finding in keeper.of(at(9.0))] == [("hang", 2.0), ("straggler", 9.0)]
+    mixed = replace(SLOW, rule="versions")
+    keeper = Keeper(rules={"versions": lambda scene: [mixed], "hang": lambda scene: [HUNG]})
+    assert [(finding.rule, finding.since) for finding in keeper.of(at(9.0))] == [("hang", 2.0), ("versions", 9.0)]
 
 
 def test_a_broken_rule_costs_its_own_findings() -> None:
@@ -56,3 +57,16 @@ def test_rules_are_asked_when_due() -> None:
     for now in (1.0, 1.5, 2.1, 2.2, 3.5):
         assert [finding.rule for finding in keeper.of(at(now))] == ["straggler"]
     assert asked == [1.0, 2.1, 3.5]
+
+
+def test_rules_are_asked_at_once_when_the_job_comes_to_a_stand() -> None:
+    asked: list[float] = []
+
+    def rule(scene: Scene) -> Iterable[Finding]:
+        asked.append(scene.now)
+        return []
+
+    keeper = Keeper(every=10.0, rules={"rule": rule})
+    for now, state in ((1.0, "running"), (2.0, "running"), (3.0, "stalled"), (4.0, "stalled"), (5.0, "running")):
+        keeper.of(replace(at(now), state=state))
+    assert asked == [1.0, 3.0, 5.0]

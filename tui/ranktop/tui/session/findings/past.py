@@ -12,14 +12,14 @@ from ranktop.tui.session.rings import Ring
 BLOCKS: Final = 150
 """Into at most so many blocks of points the past is divided, each with its median."""
 
-FEWEST_BLOCKS: Final = 6
+FEWEST_BLOCKS: Final = 10
 """On each side of a change."""
 
 RATIO: Final = 1.04
 """After / before, from which it is a change at all."""
 
-SPREADS: Final = 5.0
-"""Standard errors by which both sides must differ."""
+SPREADS: Final = 8.0
+"""Standard errors by which both sides must differ: the best of all cuts always looks like one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ def slower_since(history: Ring | None) -> Change | None:
     cut = _cut(values)
     before, after = values[:cut], values[cut:]
     low, high = median(before), median(after)
-    error = (_error(before) ** 2 + _error(after) ** 2) ** 0.5
+    rest = [value - low for value in before] + [value - high for value in after]
+    error = _spread(rest) * math.sqrt(1 / len(before) + 1 / len(after))
     if high < RATIO * low or high - low < SPREADS * error:
         return None
     first = blocks[cut][0]
@@ -82,10 +83,10 @@ def _cut(values: list[float]) -> int:
     return where
 
 
-def _error(values: list[float]) -> float:
+def _spread(values: list[float]) -> float:
     ordered = sorted(values)
     count = len(ordered)
-    return SPREAD_OF_QUARTILES * (ordered[-1 - count // 4] - ordered[count // 4]) / math.sqrt(count)
+    return SPREAD_OF_QUARTILES * (ordered[-1 - count // 4] - ordered[count // 4])
 
 
 def _growth(rows: list[tuple[float, ...]], cut: int) -> float | None:

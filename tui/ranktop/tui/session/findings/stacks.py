@@ -14,7 +14,8 @@ LIBRARIES: Final = frozenset({
     "PIL", "accelerate", "aiohttp", "apex", "botocore", "composer", "cv2", "datasets", "deepspeed", "fsspec",
     "functorch", "h5py", "huggingface_hub", "lightning", "lightning_fabric", "megatron", "mlflow", "numpy", "pandas",
     "peft", "pyarrow", "pytorch_lightning", "requests", "safetensors", "tokenizers", "torch", "torchaudio",
-    "torchdata", "torchvision", "tqdm", "transformer_engine", "transformers", "triton", "urllib3", "wandb", "webdataset", "zarr",
+    "torchdata", "torchvision", "tqdm", "transformer_engine", "transformers", "triton", "urllib3", "wandb",
+    "webdataset", "zarr",
 })  # fmt: skip
 """Packages that are hardly ever the place in the script that a person looks for."""
 
