@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from fake_findings import Scripted
 from fake_job import FakeClock, FakeJob, FakeSource
 from rich.style import Style
 from textual.pilot import Pilot
 
 from ranktop.tui.app import RanktopApp
-from ranktop.tui.screens.device import DeviceScreen
+from ranktop.tui.screens.live import LiveScreen
 from ranktop.tui.screens.ranks import RanksScreen
 
 STYLE_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-*/=<>?!"
@@ -39,7 +40,7 @@ class Dashboard:
         await self.draw()
 
     async def draw(self) -> None:
-        if isinstance(self.app.screen, RanksScreen | DeviceScreen):
+        if isinstance(self.app.screen, LiveScreen):
             self.app.screen.hurry()
         await self.pilot.pause()
 
@@ -78,12 +79,20 @@ class Dashboard:
 
 @asynccontextmanager
 async def dashboard(
-    job: FakeJob, size: tuple[int, int] = (80, 24), theme: str = "dark", *, ascii: bool = False, budgets: bool = True
+    job: FakeJob,
+    size: tuple[int, int] = (80, 24),
+    theme: str = "dark",
+    *,
+    ascii: bool = False,
+    budgets: bool = True,
+    rules: bool = False,
 ) -> AsyncIterator[Dashboard]:
-    """Run the dashboard on a job, five seconds after it attached."""
+    """Run the dashboard on a job, five seconds after it attached; without ``rules`` its findings are the script's."""
     clock = FakeClock()
     source = FakeSource(job, clock)
     app = RanktopApp(source, theme=theme, ascii=ascii, clock=clock)
+    if not rules:
+        app.session.findings = Scripted(job)
     app.session.budget_slice = None if budgets else 0.0  # a busy machine must not change what is compared when
     async with app.run_test(size=size) as pilot:
         await pilot.pause()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fake_device import CONTEXT, HOST_ALLOCATOR, h100_detail
+from fake_findings import usual_findings
 
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.plan import Batch, Forward, Fsdp, Layout, OptimizerPlan, Plan, Precision, State
@@ -21,6 +22,7 @@ from ranktop.probes.reading import (
     GroupPosition,
     StepTimes,
 )
+from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.source import Link, Received, Reset
 from ranktop.wire.schema import (
     Body,
@@ -146,6 +148,8 @@ class FakeJob:
     """Rank -> fields of its DeviceReading that are otherwise, e.g. ``{3: {"state": "reset required"}}``."""
     detail_changes: dict[int, dict[str, Any]] = field(default_factory=dict)
     allocator_changes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    """What the dashboard's rules are made to say (``fake_findings``)."""
 
     def card(self, rank: int) -> Card:
         plan = replace(self.plan, layout=replace(self.plan.layout, shard_rank=rank % max(1, self.plan.layout.shard)))
@@ -347,7 +351,8 @@ def fsdp_job(ranks: int = 8) -> FakeJob:
 
     job = Job(id="5f2c9a", name="llama8b-sft", world_size=ranks, launcher="torchrun")
     return FakeJob(
-        job, inventory, plan, specs, node=lambda rank: f"node{rank // 8 + 1}", device=device, details=h100_detail
+        job, inventory, plan, specs, node=lambda rank: f"node{rank // 8 + 1}", device=device, details=h100_detail,
+        findings=usual_findings(ranks),
     )  # fmt: skip
 
 

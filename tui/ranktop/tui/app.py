@@ -242,6 +242,23 @@ class RanktopApp(App[int]):
         else:
             self.push_screen(HelpScreen(RanksScreen(self.glyphs).options, KEYS))
 
+    def action_findings(self) -> None:
+        """Show what is out of line."""
+        if isinstance(self.screen, LiveScreen):
+            self.screen.action_findings()
+
+    def reveal(self, kind: type[LiveScreen]) -> bool:
+        """Go back to the topmost screen of this kind; False where there is none below."""
+        found = next((screen for screen in reversed(self.screen_stack) if isinstance(screen, kind)), None)
+        while found is not None and self.screen is not found:
+            self.pop_screen()
+        return found is not None
+
+    def show_rank(self, rank: int | None) -> None:
+        """Go back to the ranks, to this one; a filter that hides it is dropped."""
+        if self.reveal(RanksScreen) and isinstance(self.screen, RanksScreen):
+            self.screen.show(rank)
+
     async def action_quit(self) -> None:
         """End with exit code 0."""
         self.leave(0)

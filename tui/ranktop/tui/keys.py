@@ -40,6 +40,11 @@ KEYS: Final = (
     Key("strategies", "s", "s", "strategies", "this job under every strategy", "screens"),
     Key("device", "d", "d", "device", "all that the selected rank's device says", "screens"),
     Key("freeze", "space", "Space", "freeze", "freeze the picture; again to go on", "look"),
+    Key("imbalance", "i", "i", "imbalance", "all ranks at a glance: who is far from its peers, and in what", "screens"),
+    Key("diff", "c", "c", "diff", "the selected rank beside a typical peer: what differs", "screens"),
+    Key("postmortem", "p", "p", "postmortem", "post-mortem of a rank that ran out of memory or died", "screens"),
+    Key("findings-too", "f", "f", "findings", "findings: what is out of line, and why", "screens"),
+    Key("findings", "exclamation_mark", "!", "findings", "findings, from every screen", "program"),
     Key("theme", "t", "t", "theme", "next theme: dark, light, the terminal's own colours", "program"),
     Key("help", "question_mark", "?", "help", "this help", "program"),
     Key("suspend", "ctrl+z", "Ctrl+Z", "suspend_process", "back to the shell; fg returns", "program"),
@@ -109,9 +114,105 @@ DEVICE_KEYS: Final = (
     Key("device-previous", "left,p", "← p", "rank(-1)", "the previous rank's device", "move"),
     Key("device-next", "right,n", "→ n", "rank(1)", "the next rank's device", "move"),
     Key("device-freeze", "space", "Space", "freeze", "freeze the picture; again to go on", "look"),
+    Key("device-findings", "f", "f", "findings", "findings: what is out of line, and why", "screens"),
     Key("device-back", "escape,d,r", "Esc d r", "back", "back to the ranks", "screens"),
 )  # fmt: skip
 """Keys of the device screen."""
+
+FINDINGS_KEYS: Final = (
+    Key("finding-up", "up,k", "↑ k", "move(-1)", "one finding up", "move"),
+    Key("finding-down", "down,j", "↓ j", "move(1)", "one finding down", "move"),
+    Key("finding-page-up", "pageup", "PgUp", "move(-10)", "ten up", "move"),
+    Key("finding-page-down", "pagedown", "PgDn", "move(10)", "ten down", "move"),
+    Key("finding-first", "home", "Home", "move(-100000)", "to the gravest", "move"),
+    Key("finding-last", "end", "End", "move(100000)", "to the last one", "move"),
+    Key("finding-open", "enter,right", "Enter →", "open", "the evidence behind the selected finding", "look"),
+    Key("finding-freeze", "space", "Space", "freeze", "freeze the picture; again to go on", "look"),
+    Key("finding-rank", "r", "r", "rank", "to its rank on the ranks screen", "screens"),
+    Key("finding-imbalance", "i", "i", "imbalance", "all ranks at a glance", "screens"),
+    Key("finding-back", "escape,f,left", "Esc f", "back", "back", "screens"),
+)  # fmt: skip
+"""Keys of the findings screen."""
+
+EVIDENCE_KEYS: Final = (
+    Key("evidence-up", "up,k", "↑ k", "scroll(-1)", "one line up", "move"),
+    Key("evidence-down", "down,j", "↓ j", "scroll(1)", "one line down", "move"),
+    Key("evidence-page-up", "pageup", "PgUp", "scroll(-15)", "a page up", "move"),
+    Key("evidence-page-down", "pagedown", "PgDn", "scroll(15)", "a page down", "move"),
+    Key("evidence-top", "home", "Home", "scroll(-100000)", "to the top", "move"),
+    Key("evidence-end", "end", "End", "scroll(100000)", "to the end", "move"),
+    Key("evidence-previous", "left", "←", "finding(-1)", "the finding before", "move"),
+    Key("evidence-next", "right,n", "→ n", "finding(1)", "the next finding", "move"),
+    Key("evidence-rank", "tab", "Tab", "turn(1)", "the next of its ranks, for the keys below", "look"),
+    Key("evidence-freeze", "space", "Space", "freeze", "freeze the picture; again to go on", "look"),
+    Key("evidence-ranks", "enter,r", "Enter r", "ranks", "to the chosen rank on the ranks screen", "screens"),
+    Key("evidence-diff", "c", "c", "diff", "the chosen rank beside a typical peer: what differs", "screens"),
+    Key("evidence-postmortem", "p", "p", "postmortem", "post-mortem of the chosen rank, if it died", "screens"),
+    Key("evidence-device", "d", "d", "device", "all that the chosen rank's device says", "screens"),
+    Key("evidence-imbalance", "i", "i", "imbalance", "all ranks at a glance", "screens"),
+    Key("evidence-back", "escape,f", "Esc f", "back", "back to the findings", "screens"),
+)  # fmt: skip
+"""Keys of one finding's evidence."""
+
+IMBALANCE_KEYS: Final = (
+    Key("grid-up", "up,k", "↑ k", "move(-1, 0)", "one row up", "move"),
+    Key("grid-down", "down,j", "↓ j", "move(1, 0)", "one row down", "move"),
+    Key("grid-left", "left,h", "← h", "move(0, -1)", "one rank left", "move"),
+    Key("grid-right", "right,l", "→ l", "move(0, 1)", "one rank right", "move"),
+    Key("grid-page-up", "pageup", "PgUp", "move(-8, 0)", "eight rows up", "move"),
+    Key("grid-page-down", "pagedown", "PgDn", "move(8, 0)", "eight rows down", "move"),
+    Key("grid-first", "home", "Home", "edge(-1)", "to the first rank", "move"),
+    Key("grid-last", "end", "End", "edge(1)", "to the last rank", "move"),
+    Key("grid-next", "n", "n N", "ringed(1)", "to the next rank with a finding (N: previous)", "move"),
+    Key("grid-previous", "N", "N", "ringed(-1)", "to the previous rank with a finding", "back"),
+    Key("grid-metric", "m,right_square_bracket", "m ]", "metric(1)", "next metric", "look"),
+    Key("grid-metric-back", "left_square_bracket", "[", "metric(-1)", "previous metric", "look"),
+    Key("grid-axes", "x", "x", "axes", "nodes and their ranks, or the axes of the job's mesh", "look"),
+    Key("grid-zoom", "enter", "Enter", "zoom", "the ranks of this row with their values; again: to the rank", "look"),
+    Key("grid-freeze", "space", "Space", "freeze", "freeze the picture; again to go on", "look"),
+    Key("grid-ranks", "r", "r", "ranks", "to the selected rank on the ranks screen", "screens"),
+    Key("grid-diff", "c", "c", "diff", "the selected rank beside a typical peer: what differs", "screens"),
+    Key("grid-device", "d", "d", "device", "all that the selected rank's device says", "screens"),
+    Key("grid-postmortem", "p", "p", "postmortem", "post-mortem of the selected rank, if it died", "screens"),
+    Key("grid-findings", "f", "f", "findings", "findings: what is out of line, and why", "screens"),
+    Key("grid-back", "escape,i", "Esc i", "back", "out of a row, then back", "screens"),
+)  # fmt: skip
+"""Keys of the grid of all ranks."""
+
+DIFF_KEYS: Final = (
+    Key("diff-up", "up,k", "↑ k", "scroll(-1)", "one line up", "move"),
+    Key("diff-down", "down,j", "↓ j", "scroll(1)", "one line down", "move"),
+    Key("diff-page-up", "pageup", "PgUp", "scroll(-15)", "a page up", "move"),
+    Key("diff-page-down", "pagedown", "PgDn", "scroll(15)", "a page down", "move"),
+    Key("diff-top", "home", "Home", "scroll(-100000)", "to the top", "move"),
+    Key("diff-end", "end", "End", "scroll(100000)", "to the end", "move"),
+    Key("diff-next", "n,right", "→ n", "partner(1)", "the next rank beside it", "look"),
+    Key("diff-previous", "p,left", "← p", "partner(-1)", "the previous rank beside it", "look"),
+    Key("diff-swap", "tab", "Tab", "swap", "swap the two ranks", "look"),
+    Key("diff-typical", "o", "o", "typical", "beside the most typical of its peers again", "look"),
+    Key("diff-freeze", "space", "Space", "freeze", "freeze the picture; again to go on", "look"),
+    Key("diff-findings", "f", "f", "findings", "findings: what is out of line, and why", "screens"),
+    Key("diff-ranks", "r", "r", "ranks", "to the rank on the ranks screen", "screens"),
+    Key("diff-back", "escape,c", "Esc c", "back", "back", "screens"),
+)  # fmt: skip
+"""Keys of two ranks side by side."""
+
+POSTMORTEM_KEYS: Final = (
+    Key("postmortem-up", "up,k", "↑ k", "scroll(-1)", "one line up", "move"),
+    Key("postmortem-down", "down,j", "↓ j", "scroll(1)", "one line down", "move"),
+    Key("postmortem-page-up", "pageup", "PgUp", "scroll(-15)", "a page up", "move"),
+    Key("postmortem-page-down", "pagedown", "PgDn", "scroll(15)", "a page down", "move"),
+    Key("postmortem-top", "home", "Home", "scroll(-100000)", "to the top", "move"),
+    Key("postmortem-end", "end", "End", "scroll(100000)", "to the end", "move"),
+    Key("postmortem-next", "n,right", "→ n", "death(1)", "the next rank that died", "look"),
+    Key("postmortem-previous", "left", "←", "death(-1)", "the previous rank that died", "look"),
+    Key("postmortem-freeze", "space", "Space", "freeze", "freeze the picture; again to go on", "look"),
+    Key("postmortem-diff", "c", "c", "diff", "the rank beside a typical peer: what differs", "screens"),
+    Key("postmortem-findings", "f", "f", "findings", "findings: what is out of line, and why", "screens"),
+    Key("postmortem-ranks", "r", "r", "ranks", "to the rank on the ranks screen", "screens"),
+    Key("postmortem-back", "escape,p", "Esc p", "back", "back", "screens"),
+)  # fmt: skip
+"""Keys of a post-mortem."""
 
 GROUPS: Final = {
     "move": "Move", "order": "Order and filter", "look": "Look", "what if": "What if", "screens": "Screens",

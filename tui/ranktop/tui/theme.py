@@ -12,6 +12,19 @@ from typing import Final
 from rich.color import Color
 from rich.style import Style
 
+_SHADES: Final = {
+    "dark": ("#d6e6ff on #2f62b5", "#c6d6f2 on #2a4d86", "#aab8d2 on #25395c", "#8b97ad on #1f2838",
+             "#7d8698 on #1b1f29", "#7d8698 on #1b1f29", "#a89a80 on #2e2a22", "#d0b27c on #4a3a1e",
+             "#f4cf8a on #77551c", "#201708 on #f0a733"),
+    "light": ("#ffffff on #2f62b5", "#0d2a58 on #7fa6e8", "#1a3560 on #b7cff5", "#41506a on #dbe5f7",
+              "#69707e on #eef0f4", "#69707e on #eef0f4", "#6d5a33 on #f5ead2", "#5d430c on #efd39a",
+              "#4a3200 on #e6b050", "#ffffff on #a85f00"),
+    "ansi": ("bold white on blue", "white on blue", "blue", "blue", "bright_black", "bright_black", "yellow", "yellow",
+             "black on yellow", "bold black on yellow"),
+}  # fmt: skip
+"""Shades of the grid of all ranks, from far below to far above: blue and amber hold apart for every eye, and what is
+at the median stays pale. Red is left for what needs a person."""
+
 _BASE_STYLES: Final = ("bold", "dim", "italic", "reverse", "underline")
 
 
@@ -34,14 +47,21 @@ class Palette:
 
 
 def _words(text: str, dim: str, accent: str, good: str, warn: str, bad: str, head: str, panel: str,
-           selected: str, muted: str, fill: str) -> dict[str, str]:  # fmt: skip
+           selected: str, muted: str, fill: str, shades: str) -> dict[str, str]:  # fmt: skip
     return {
         "text": text, "number": text, "dim": dim, "label": dim, "axis": muted, "rule": muted, "track": muted,
         "accent": accent, "key": accent, "cursor": f"bold {accent}", "good": good, "warn": warn, "bad": bad,
         "notice": warn, "head": f"{text} on {head}", "panel": f"{text} on {panel}",
         "selected": f"on {selected}", "frozen": f"bold {head} on {warn}", "spark": dim, "spark-fill": fill,
-        "chart": accent, "chart-fill": fill, "phase": accent,
+        "chart": accent, "chart-fill": fill, "phase": accent, **_heat(shades),
     }  # fmt: skip
+
+
+def _heat(shades: str) -> dict[str, str]:
+    """Return the words of the grid's shades, and of the bars that show distances."""
+    steps = _SHADES[shades]
+    cold, warm = (steps[0].rpartition(" ")[2], steps[-1].rpartition(" ")[2])
+    return {**{f"heat{level}": step for level, step in enumerate(steps)}, "cold": cold, "warm": warm}
 
 
 # Okabe and Ito's idea: neighbours differ in lightness, so that they hold apart whatever hues an eye confuses.
@@ -49,7 +69,7 @@ def _words(text: str, dim: str, accent: str, good: str, warn: str, bad: str, hea
 DARK: Final = Palette(
     "dark", "ranktop-dark",
     _words(text="#d6dae3", dim="#8b93a5", accent="#7fb0ff", good="#7fbf7f", warn="#e6b450", bad="#ff6b6b",
-           head="#26334d", panel="#222a3a", selected="#2b3550", muted="#4a5263", fill="#272d3a"),
+           head="#26334d", panel="#222a3a", selected="#2b3550", muted="#4a5263", fill="#272d3a", shades="dark"),
     {"p": "#7fa8ff", "g": "#f0b13c", "o": "#8a55d7", "a": "#3fc28f", "b": "#ca57b4", "c": "#525b6a",
      "r": "#a3abba", "x": "#e8e3d0", ".": "#1b1f29"},
     ground="#14171f",
@@ -58,7 +78,7 @@ DARK: Final = Palette(
 LIGHT: Final = Palette(
     "light", "ranktop-light",
     _words(text="#20242c", dim="#69707e", accent="#1f5fd0", good="#2f7d3a", warn="#8f5a00", bad="#c8102e",
-           head="#d5e0f5", panel="#e6eaf2", selected="#dbe5fa", muted="#b4bac6", fill="#dfe3ec"),
+           head="#d5e0f5", panel="#e6eaf2", selected="#dbe5fa", muted="#b4bac6", fill="#dfe3ec", shades="light"),
     {"p": "#2f6fed", "g": "#d58a00", "o": "#6422a4", "a": "#4fb777", "b": "#cc277a", "c": "#95a4bd",
      "r": "#4a4f53", "x": "#8a7a3c", ".": "#e9ecf2"},
     ground="#fbfbfd",
@@ -69,7 +89,7 @@ _ANSI_WORDS: Final = {
     "rule": "bright_black", "track": "bright_black", "accent": "blue", "key": "cyan", "cursor": "bold",
     "good": "green", "warn": "yellow", "bad": "bright_red", "notice": "yellow", "head": "reverse",
     "panel": "reverse", "selected": "bold", "frozen": "bold black on yellow", "spark": "cyan",
-    "spark-fill": "bright_black", "chart": "blue", "chart-fill": "bright_black", "phase": "blue",
+    "spark-fill": "bright_black", "chart": "blue", "chart-fill": "bright_black", "phase": "blue", **_heat("ansi"),
 }  # fmt: skip
 _ANSI_KEYS: Final = {"p": "blue", "g": "yellow", "o": "magenta", "a": "green", "b": "cyan", "c": "bright_black",
                      "r": "white", "x": "bright_yellow", ".": ""}  # fmt: skip

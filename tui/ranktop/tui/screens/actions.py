@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from textual import events
 
-from ranktop.tui.screens.live import LiveScreen
+from ranktop.tui.screens.ways import WaysScreen
 from ranktop.tui.view.frame import Frame
 from ranktop.tui.view.options import MOMENT_CHOICES, MOMENT_WORDS, PAGES, SORTS, ZOOMS
 from ranktop.tui.view.text import plain
 
 
-class RankActions(LiveScreen):
+class RankActions(WaysScreen):
     """State that the keys change and the actions that change it; a subclass draws."""
 
     last: Frame | None = None
@@ -125,9 +125,3 @@ class RankActions(LiveScreen):
         from ranktop.tui.screens.strategies import StrategiesScreen
 
         self.app.push_screen(StrategiesScreen(self.options, self.frozen))
-
-    def action_device(self) -> None:
-        """Go to the selected rank's device."""
-        from ranktop.tui.screens.device import DeviceScreen
-
-        self.app.push_screen(DeviceScreen(self))

@@ -12,6 +12,7 @@ from ranktop.budget.fit import Speeds
 from ranktop.budget.run import Run
 from ranktop.tui.keys import EXPLAIN_KEYS, Key
 from ranktop.tui.screens.live import LiveScreen, bindings
+from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.hints import hint_line, place, window
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.text import Line, in_ascii, pad
@@ -39,12 +40,15 @@ class ExplainScreen(LiveScreen):
 
     def content(self) -> Mapping[str, Sequence[Line]]:
         """Return the lines that the screen has room for, and where they are in the whole."""
-        width, height = max(1, self.size.width), max(1, self.size.height)
+        return {"text": self.framed(self._page)}
+
+    def _page(self, _: Snapshot, size: tuple[int, int]) -> list[Line]:
+        width, height = size
         lines = self._lines(width)
         room = max(1, height - 1)
         self._top, shown = window(lines, self._top, room)
         shown += [pad((), width)] * (room - len(shown))
-        return {"text": [*shown, self._footer(len(lines), room, width)][:height]}
+        return [*shown, self._footer(len(lines), room, width)][:height]
 
     def _lines(self, width: int) -> list[Line]:
         letters = self.letters

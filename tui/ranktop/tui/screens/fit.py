@@ -100,9 +100,10 @@ class FitScreen(LiveScreen):
 
     def content(self) -> Mapping[str, Sequence[Line]]:
         """Return the screen's lines."""
-        self.options.letters = self.letters
-        size = (self.size.width, self.size.height)
-        return {"text": fit_lines(self.state(), self.chosen, self.options, size, self.news())}
+        return {"text": self.framed(self._lines)}
+
+    def _lines(self, _: Snapshot, size: tuple[int, int]) -> Sequence[Line]:
+        return fit_lines(self.state(), self.chosen, self.options, size, self.news())
 
     def action_move(self, by: int) -> None:
         """Move the selection, or scroll the lines of the one that is open."""

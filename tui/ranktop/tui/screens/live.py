@@ -14,9 +14,10 @@ from ranktop.tui.keys import Key
 from ranktop.tui.pacing import QUESTION
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.theme import MONO
+from ranktop.tui.view.findings import SMALL, strip, with_notes
 from ranktop.tui.view.label import labelled, simulated
 from ranktop.tui.view.options import Options
-from ranktop.tui.view.text import Line
+from ranktop.tui.view.text import Line, in_ascii
 from ranktop.tui.widgets.lines import Lines
 
 if TYPE_CHECKING:
@@ -44,6 +45,12 @@ class LiveScreen(Screen[None]):
 
     KEYS: ClassVar[tuple[Key, ...]] = ()
     """The screen's own keys, for the help."""
+
+    STRIP: ClassVar[bool] = True
+    """Tell the gravest finding above the last line."""
+
+    reads: tuple[str, str, tuple[int, ...]] | None = None
+    """Key of the finding that the whole screen is about."""
 
     app: RanktopApp
     options: Options
@@ -134,3 +141,22 @@ class LiveScreen(Screen[None]):
     def content(self) -> Mapping[str, Sequence[Line]]:
         """Return the lines of every part of the next frame."""
         raise NotImplementedError
+
+    def framed(self, draw: Callable[[Snapshot, tuple[int, int]], Sequence[Line]]) -> list[Line]:
+        """Return the lines of a screen of one part: what ``draw`` makes of the snapshot and the (width, height) that
+        the strip of findings leaves, with the strip above its last line."""
+        snapshot, glyphs = self.snapshot(), self.options.glyphs
+        self.options.letters = self.letters
+        width, height = max(1, self.size.width), max(1, self.size.height)
+        above = strip(snapshot, glyphs, width, 1, self.reads) if self.STRIP and height >= SMALL else []
+        lines = list(draw(snapshot, (width, height - len(above))))
+        foot = [with_notes(line, snapshot, glyphs, width) for line in lines[-1:]] if height > 1 else lines[-1:]
+        whole = [*lines[:-1], *above, *foot]
+        return [in_ascii(line) for line in whole] if glyphs.ascii else whole
+
+    def action_findings(self) -> None:
+        """Go to what is out of line."""
+        from ranktop.tui.screens.findings import FindingsScreen
+
+        if not self.app.reveal(FindingsScreen):
+            self.app.push_screen(FindingsScreen(self))

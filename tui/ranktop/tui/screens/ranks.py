@@ -40,6 +40,7 @@ class RanksScreen(RankActions):
         with Horizontal(id="detail"):
             yield Lines(id="facts")
             yield Lines(id="side")
+        yield Lines(id="findings")
         yield Lines(id="footer")
 
     def content(self) -> Mapping[str, Sequence[Line]]:
@@ -54,13 +55,23 @@ class RanksScreen(RankActions):
             self.resized = False
         return {
             "header": (now.header,), "heading": (now.heading,), "bars": now.bars, "numbers": now.numbers,
-            "legend": (now.legend,), "facts": now.facts, "side": now.side, "footer": (now.footer,),
+            "legend": (now.legend,), "facts": now.facts, "side": now.side,
+            "findings": now.findings, "footer": (now.footer,),
         }  # fmt: skip
+
+    def show(self, rank: int | None) -> None:
+        """Select a rank; a filter that hides it is dropped."""
+        options = self.options
+        options.selected = rank if rank is not None else options.selected
+        if self.last is not None and self.last.table.index(rank) is None:
+            options.filter = ""
+        self.hurry()
 
     def _lay_out(self, now: Frame) -> None:
         rows = now.heights
-        for name in ("header", "heading", "legend", "footer"):
+        for name in ("header", "heading", "legend", "findings", "footer"):
             self.query_one(f"#{name}").display = getattr(rows, name) > 0
+        self.query_one("#findings").styles.height = rows.findings
         panel = self.query_one("#detail")
         panel.display = rows.detail > 0
         panel.styles.height = rows.detail

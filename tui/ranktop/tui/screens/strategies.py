@@ -46,14 +46,12 @@ class StrategiesScreen(LiveScreen):
 
     def content(self) -> Mapping[str, Sequence[Line]]:
         """Return the screen's lines; rows that are missing are computed behind the frame."""
-        app = self.app
-        self.options.letters = self.letters
-        snapshot = self.snapshot()
+        return {"text": self.framed(self._lines)}
+
+    def _lines(self, snapshot: Snapshot, size: tuple[int, int]) -> Sequence[Line]:
         self.whatif.look(snapshot)
         self._compute()
-        size = (self.size.width, self.size.height)
-        lines = strategies(snapshot, app.link(), self.whatif, self.choice, self.options, size, self.news())
-        return {"text": lines}
+        return strategies(snapshot, self.app.link(), self.whatif, self.choice, self.options, size, self.news())
 
     def _compute(self) -> None:
         if not self._computing and not self.whatif.complete:

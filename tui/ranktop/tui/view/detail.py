@@ -7,6 +7,7 @@ from typing import Final
 
 from ranktop.budget.terms import CATEGORIES, NOT_BUDGETED
 from ranktop.tui.session.expected import ALLOCATED
+from ranktop.tui.session.processes import strays
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import LETTERS
@@ -14,12 +15,14 @@ from ranktop.tui.view.columns import device_name
 from ranktop.tui.view.device import device_block
 from ranktop.tui.view.device_words import device_sentences, other_sentence, parts_of_other, unknown_sentences
 from ranktop.tui.view.facts import card_block, rules_block, stale_note, steps_block
+from ranktop.tui.view.findings import about, mark, style_of
 from ranktop.tui.view.header import moment_title
 from ranktop.tui.view.history import history
 from ranktop.tui.view.options import PAGES, Options
+from ranktop.tui.view.postmortem import has_account
 from ranktop.tui.view.rows import Table, delta_style
 from ranktop.tui.view.scale import Shown
-from ranktop.tui.view.status import end_sentence, outlier_sentence
+from ranktop.tui.view.status import end_sentence
 from ranktop.tui.view.text import (
     Line,
     Span,
@@ -43,6 +46,8 @@ MIN_SIDE: Final = 28
 SIDE: Final = 34
 """Cells from which on a further page is shown beside it."""
 MIN_CHART: Final = 6
+MOST_FINDINGS: Final = 3
+"""Findings about the rank that are told in full."""
 OTHER_TEXT: Final = 34
 """Cells of a category's row up to where what ``other`` is made of begins: nothing is expected of it."""
 CONTENT_ROWS: Final = 12
@@ -102,10 +107,9 @@ def memory_block(row: Shown, snapshot: Snapshot, frame: Table, options: Options)
     glyphs, unit = options.glyphs, frame.scale.unit
     titles = f" {unit.name:<13}{'expected':>9}{'measured':>9}{glyphs.delta:>8}  since"
     lines: list[Line] = [pad([(titles, "label")], TABLE_WIDTH)]
-    outlier = frame.outliers.get(row.view.rank)
+    grave = {one.subject for one in about(row.view.rank, snapshot.findings) if one.severity != "info"}
     for name in CATEGORIES:
-        hot = outlier is not None and outlier.category == name
-        lines.append(_category(name, row, unit, options, hot))
+        lines.append(_category(name, row, unit, options, name in grave))
         if name == "other":
             lines[-1] = _with_parts(lines[-1], row, snapshot, frame)
     used = size(row.memory.used(), unit, 2, glyphs.dash)
@@ -167,7 +171,7 @@ def _with_parts(line: Line, row: Shown, snapshot: Snapshot, frame: Table) -> Lin
     names = [name for name, _ in parts]
     forms = [", ".join(f"{name} {held}" for name, held in parts), " + ".join(names), *names[:1], ""]
     text = first_that_fits(forms, room)
-    style = "bad" if text.startswith("rank") and row.view.rank in frame.strays else "dim"
+    style = "bad" if text.startswith("rank") and strays(row.view, snapshot) is not None else "dim"
     return pad((*pad(line, OTHER_TEXT), (text, style)), TABLE_WIDTH) if text else line
 
 
@@ -187,7 +191,7 @@ def _body(row: Shown, snapshot: Snapshot, frame: Table, options: Options, width:
     sides = min(len(PAGES), max(free // SIDE, 1 if free >= MIN_SIDE else 0))
     # The device's page tells what ails it: no need to say it again where that would take the page's room.
     health = sides != 1 or PAGES[options.page % len(PAGES)] != "device"
-    told = _sentences(row, snapshot, frame, options, health)
+    told = _sentences(row, snapshot, options, health, brief=sides == 1 and height <= CONTENT_ROWS)
     if not sides:
         block = memory if options.page % 2 == 0 else _page(options.page // 2, row, snapshot, options, width - 1)
         return [*block, *_tell([*told, *known], width)][:height]
@@ -248,15 +252,19 @@ def _side_by_side(columns: list[list[Line]], widths: list[int], rows: int, optio
     return lines
 
 
-def _sentences(row: Shown, snapshot: Snapshot, frame: Table, options: Options, health: bool) -> list[tuple[str, str]]:
+def _sentences(row: Shown, snapshot: Snapshot, options: Options, health: bool, *, brief: bool) -> list[tuple[str, str]]:
+    """Return what is to be said of the rank, the worst first; ``brief``: of its findings only the first."""
     told: list[tuple[str, str]] = []
     ended = end_sentence(row.view)
     if ended:
         told.append((ended, "dim" if row.view.state == "ended" else "bad bold"))
-    told += device_sentences(row.view, snapshot, options.glyphs, health=health)
-    outlier = frame.outliers.get(row.view.rank)
-    if outlier is not None:
-        told.append((f"{options.glyphs.alert} {outlier_sentence(row.view.rank, outlier)}", "bad"))
+    found = [one for one in about(row.view.rank, snapshot.findings) if not (ended and one.rule == "death")]
+    known = frozenset(one.rule for one in found)
+    told += device_sentences(row.view, snapshot, options.glyphs, health=health, known=known)
+    for finding in found[: 1 if brief else MOST_FINDINGS]:
+        told.append((f"{mark(finding, options.glyphs)} {plain(finding.sentence)}", style_of(finding)))
+    if has_account(row.view):
+        told.append(("p: post-mortem", "accent"))
     return told
 
 

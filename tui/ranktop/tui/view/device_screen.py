@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Final
 
-from ranktop.tui.session.processes import strays
 from ranktop.tui.session.rank import GONE, SILENT_INTERVALS, RankView
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
@@ -17,6 +16,7 @@ from ranktop.tui.view.device_groups import Group, Piece, groups
 from ranktop.tui.view.device_identity import identity_lines
 from ranktop.tui.view.device_memory import memory_bar, memory_lines, own_unit
 from ranktop.tui.view.device_words import device_sentences, grouped
+from ranktop.tui.view.findings import about, by_rank
 from ranktop.tui.view.gauges import Gauges, in_a_word
 from ranktop.tui.view.header import link_words
 from ranktop.tui.view.hints import hint_line, place, window
@@ -34,7 +34,6 @@ from ranktop.tui.view.text import (
     merge,
     pad,
     plain,
-    unit_for,
 )
 
 HINTS: Final = (
@@ -52,6 +51,8 @@ HELP: Final = (
 
 _SETTING: Final = re.compile(r"RANKTOP_DEVICE=\S+")
 """A note that is only the setting by which a device was chosen."""
+DEVICE_RULES: Final = ("strays", "throttle", "device")
+"""Findings that are about the device."""
 TITLE: Final = 10
 WIDE: Final = 76
 """Cells from which on memory and readings stand side by side."""
@@ -93,7 +94,8 @@ def _status(view: RankView, snapshot: Snapshot, link: Link, options: Options, wi
     right: list[Span] = [(" FROZEN ", "frozen"), (" ", "panel")] if options.frozen_at is not None else []
     right += [(text, style.replace("head", "panel")) for text, style in link_words(link, snapshot, options.glyphs)]
     right.append((" ", "panel"))
-    text, style = rank_state(view, None, unit_for(None), options.glyphs, strays(view, snapshot))
+    told = [finding for finding in about(view.rank, snapshot.findings) if finding.rule in DEVICE_RULES]
+    text, style = rank_state(view, by_rank(told).get(view.rank), options.glyphs)
     gauges = Gauges.of(view)
     if gauges is not None and gauges.trouble and view.state not in GONE:
         text, style = device_state(gauges, options.glyphs)

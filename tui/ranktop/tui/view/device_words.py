@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from ranktop.tui.session.findings.device_words import (
     CAUSE,
@@ -62,32 +62,35 @@ def _as_of(view: RankView | None) -> str:
     return "" if old is None else f" (as of {duration(old)} ago)"
 
 
-def device_sentences(view: RankView, snapshot: Snapshot, glyphs: Glyphs, *, health: bool = True) -> list[Told]:
+def device_sentences(
+    view: RankView, snapshot: Snapshot, glyphs: Glyphs, *, health: bool = True, known: Container[str] = ()
+) -> list[Told]:
     """Return what is wrong with a rank's device and who is on it that should not be, the worst first.
 
-    Without ``health`` nothing is told of what slows it down or ails it: where its readings stand beside.
+    Without ``health`` nothing is told of what slows it down or ails it: where its readings stand beside. Neither is
+    what the rules in ``known`` (``strays``, ``throttle``, ``device``) have said of the rank.
     """
     gauges = Gauges.of(view)
     if gauges is None:
         return []
     told: list[Told] = []
     trouble = trouble_sentence(gauges)
-    if trouble:
+    if trouble and "device" not in known:
         bad = gauges.trouble in ("lost", "reset required")
         mark = glyphs.failed if gauges.trouble == "lost" else glyphs.silent if gauges.trouble == "no answer" else "!"
         told.append((f"{mark} {trouble}", "bad" if bad else "warn"))
-    stray = strays(view, snapshot)
+    stray = None if "strays" in known else strays(view, snapshot)
     if stray is not None:
         told.append((f"{glyphs.alert} {stray_sentence(stray)}{_as_of(view)}", "bad"))
-    away = abroad_sentence(view, snapshot)
+    away = "" if "strays" in known else abroad_sentence(view, snapshot)
     if away:
         told.append((f"{glyphs.alert} {away}", "warn"))
     if trouble or not health:
         return told
-    slowed = throttle_sentence(gauges, glyphs)
+    slowed = "" if "throttle" in known else throttle_sentence(gauges, glyphs)
     if slowed:
         told.append((f"{glyphs.alert} {slowed}", "warn"))
-    ill = ailments(gauges)
+    ill = [] if "device" in known else ailments(gauges)
     if ill:
         told.append((f"{glyphs.alert} this GPU: {', '.join(text for _, text in ill)}", "warn"))
     return told

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.detail import TABLE_WIDTH, detail
+from ranktop.tui.view.findings import serious, strip, with_notes
 from ranktop.tui.view.header import footer, header, legend, news, position
 from ranktop.tui.view.layout import Heights, heights, scrolled
 from ranktop.tui.view.options import Options
@@ -26,6 +27,7 @@ class Frame:
     bars: tuple[Line, ...]
     numbers: tuple[Line, ...]
     legend: Line
+    findings: tuple[Line, ...]
     facts: tuple[Line, ...]
     """Left part of the detail panel: the memory table, which seldom changes."""
     side: tuple[Line, ...]
@@ -40,7 +42,9 @@ def frame(snapshot: Snapshot, link: Link, options: Options, size: tuple[int, int
     """
     width, height = size
     rows = table(snapshot, options, width)
-    share = heights(height, len(rows.rows), options.detail)
+    some = len(rows.rows) < rows.total_ranks
+    grave = len(serious(snapshot.findings))
+    share = heights(height, len(rows.rows), options.detail, grave, keep_legend=some)
     at = _select(rows, options)
     options.top = scrolled(options.top, at, share.ranks, len(rows.rows))
     right = min(rows.columns.right_width, width)
@@ -48,6 +52,7 @@ def frame(snapshot: Snapshot, link: Link, options: Options, size: tuple[int, int
     left_title, right_title = heading(rows, options, left)
     visible = rows.rows[options.top : options.top + share.ranks]
     place = position(options.top, share.ranks, len(rows.rows), options.glyphs)
+    foot = footer(options, notice or news(snapshot, link, options, now), place, width)
     ready = in_ascii if options.glyphs.ascii else _as_it_is
     panel = [cut(ready(line), min(width, TABLE_WIDTH)) for line in detail(snapshot, rows, options, width, share.detail)]
     return Frame(
@@ -59,9 +64,10 @@ def frame(snapshot: Snapshot, link: Link, options: Options, size: tuple[int, int
         bars=tuple(ready(pad(left_line(row, rows, options, left), left)) for row in visible),
         numbers=tuple(ready(pad(right_line(row, rows, options), right)) for row in visible),
         legend=ready(legend(rows, options, width)),
+        findings=tuple(ready(line) for line in strip(snapshot, options.glyphs, width, share.findings)),
         facts=tuple(left for left, _ in panel),
         side=tuple(right for _, right in panel),
-        footer=ready(footer(options, notice or news(snapshot, link, options, now), place, width)),
+        footer=ready(with_notes(foot, snapshot, options.glyphs, width)),
     )
 
 

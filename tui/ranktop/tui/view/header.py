@@ -20,8 +20,9 @@ NOTICE_SECONDS: Final = 60.0
 """How long a mark is told in the line of hints."""
 
 HINTS: Final = (
-    ("?", "help"), ("q", "quit"), ("s", "strategies"), ("d", "device"), ("m", "moment"), ("/", "filter"),
-    ("space", "freeze"), ("z", "scale"), ("o", "order"), ("enter", "detail"), ("tab", "page"), ("t", "theme"),
+    ("?", "help"), ("q", "quit"), ("i", "imbalance"), ("s", "strategies"), ("!", "findings"), ("d", "device"),
+    ("c", "diff"), ("m", "moment"), ("/", "filter"), ("space", "freeze"), ("z", "scale"), ("o", "order"),
+    ("enter", "detail"), ("tab", "page"), ("t", "theme"),
 )  # fmt: skip
 """Keys named in the last line, by worth."""
 
@@ -29,7 +30,7 @@ HINTS: Final = (
 def header(snapshot: Snapshot, link: Link, options: Options, width: int) -> Line:
     """Say which job, what strategy, how many ranks, which step and how alive the link is, in one line."""
     glyphs = options.glyphs
-    right = merge([*_progress(snapshot, options), *link_words(link, snapshot, glyphs), (" ", "head")])
+    right = merge([*progress(snapshot, options), *link_words(link, snapshot, glyphs), (" ", "head")])
     state = job_state(snapshot, glyphs)
     if length(right) > width - 18 and state:
         right = merge([*state, ("   ", "head"), *link_words(link, snapshot, glyphs), (" ", "head")])
@@ -65,7 +66,22 @@ def _identity(snapshot: Snapshot, options: Options, room: int) -> Line:
     return pad(next(fitting, lines[-1]), max(0, room), "head")
 
 
-def _progress(snapshot: Snapshot, options: Options) -> Line:
+def title_line(words: str, snapshot: Snapshot, link: Link, options: Options, width: int) -> Line:
+    """Say which screen this is, of which job, at which step and how fresh, in one line."""
+    job = plain(snapshot.job.name) if snapshot.job else "no job"
+    left: list[Span] = [(" ranktop ", "head accent"), (f" {words}", "head bold"), (f"  {job}", "head")]
+    right = merge([*progress(snapshot, options), *link_words(link, snapshot, options.glyphs), (" ", "head")])
+    if length(left) + length(right) > width:
+        right = merge([*link_words(link, snapshot, options.glyphs), (" ", "head")])
+    if length(left) + length(right) > width:
+        left = [(f" {words}", "head bold")]
+    if length(left) + length(right) > width:
+        right = ()
+    return beside(left, right, width, "head")
+
+
+def progress(snapshot: Snapshot, options: Options) -> Line:
+    """Return the step, its time and what the job as a whole does."""
     spans: list[Span] = []
     if options.frozen_at is not None:
         spans += [(" FROZEN ", "frozen"), ("  ", "head")]

@@ -5,12 +5,29 @@ from __future__ import annotations
 from textwrap import wrap
 
 from ranktop.budget.terms import CATEGORIES
-from ranktop.tui.keys import DEVICE_KEYS, FIT_KEYS, GROUPS, KEYS, Key, shown_keys
+from ranktop.tui.keys import (
+    DEVICE_KEYS,
+    DIFF_KEYS,
+    EVIDENCE_KEYS,
+    FINDINGS_KEYS,
+    FIT_KEYS,
+    GROUPS,
+    IMBALANCE_KEYS,
+    KEYS,
+    POSTMORTEM_KEYS,
+    Key,
+    shown_keys,
+)
 from ranktop.tui.view.bar import LETTERS
 from ranktop.tui.view.device_screen import HELP as DEVICE_HELP
+from ranktop.tui.view.diff import HELP as DIFF_HELP
+from ranktop.tui.view.evidence import HELP as EVIDENCE_HELP
+from ranktop.tui.view.findings_list import HELP as FINDINGS_HELP
 from ranktop.tui.view.fit import HELP
 from ranktop.tui.view.hints import in_letters
+from ranktop.tui.view.imbalance import HELP as IMBALANCE_HELP
 from ranktop.tui.view.options import Options
+from ranktop.tui.view.postmortem import HELP as POSTMORTEM_HELP
 from ranktop.tui.view.status import SHORT
 from ranktop.tui.view.text import Line, Span, pad
 
@@ -45,10 +62,12 @@ def help_lines(options: Options, keys: tuple[Key, ...], width: int) -> list[Line
 
 
 def _texts(options: Options, keys: tuple[Key, ...]) -> list[str]:
-    if keys is FIT_KEYS:
-        return list(HELP)
-    if keys is DEVICE_KEYS:
-        return list(DEVICE_HELP)
+    texts = {
+        FIT_KEYS: HELP, DEVICE_KEYS: DEVICE_HELP, FINDINGS_KEYS: FINDINGS_HELP, EVIDENCE_KEYS: EVIDENCE_HELP,
+        IMBALANCE_KEYS: IMBALANCE_HELP, DIFF_KEYS: DIFF_HELP, POSTMORTEM_KEYS: POSTMORTEM_HELP,
+    }  # fmt: skip
+    if keys in texts:
+        return list(texts[keys])
     return _reading(options) if keys is KEYS else _strategies(options)
 
 
@@ -65,8 +84,9 @@ def _reading(options: Options) -> list[str]:
         )
     glyphs = options.glyphs
     states = (
-        (glyphs.alert, "look here"), (glyphs.failed, "failed, killed or GPU lost"), (glyphs.ended, "ended"),
-        (glyphs.silent, "silent or no answer"), (glyphs.starting, "starting"), (glyphs.missing, "not seen"),
+        (glyphs.critical, "critical finding"), (glyphs.alert, "look here"), (glyphs.note, "a note"),
+        (glyphs.failed, "failed, killed or GPU lost"), (glyphs.ended, "ended"), (glyphs.silent, "silent or no answer"),
+        (glyphs.starting, "starting"), (glyphs.missing, "not seen"),
     )  # fmt: skip
     return [
         bar,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ranktop.tui.view.detail import CONTENT_ROWS
+from ranktop.tui.view.findings import SMALL, STRIP_ROWS, TALL
 
 MIN_LIST: Final = 4
 """Ranks that stay visible beside the detail panel."""
@@ -19,29 +20,37 @@ class Heights:
     heading: int = 0
     ranks: int = 0
     legend: int = 0
+    findings: int = 0
     detail: int = 0
     footer: int = 0
 
 
-def heights(total: int, ranks: int, detail: bool) -> Heights:
-    """Share out ``total`` rows; the parts add up to it. Small screens lose legend, hints, titles in this order."""
+def heights(total: int, ranks: int, detail: bool, findings: int = 0, *, keep_legend: bool = True) -> Heights:
+    """Share out ``total`` rows; the parts add up to it. Small screens lose legend, hints, titles in this order.
+
+    ``findings``: how many there are to be told. On a screen that is not tall they take the legend's row where the
+    detail panel names the colours as well, unless it is to be kept.
+    """
     if total <= 0:
         return Heights()
     header = 1
     heading = 1 if total >= 3 else 0
     footer = 1 if total >= 5 else 0
     legend = 1 if total >= 8 else 0
-    rest = total - header - heading - footer - legend
+    told = 0 if total < SMALL else min(findings, 1 if total < TALL else STRIP_ROWS)
+    rest = total - header - heading - footer - legend - told
     wanted = max(1, ranks)
     if not detail:
-        return Heights(header, heading, rest, legend, 0, footer)
+        return Heights(header, heading, rest, legend, told, 0, footer)
     floor = min(wanted, MIN_LIST)
+    if told and total < TALL and not keep_legend and rest + legend >= CONTENT_ROWS + floor:
+        rest, legend = rest + legend, 0
     panel = rest - wanted
     if panel < CONTENT_ROWS:
         panel = min(CONTENT_ROWS, rest - floor)
     if panel < 3:
         panel = 0
-    return Heights(header, heading, rest - panel, legend, panel, footer)
+    return Heights(header, heading, rest - panel, legend, told, panel, footer)
 
 
 def scrolled(top: int, selected: int | None, height: int, rows: int) -> int:

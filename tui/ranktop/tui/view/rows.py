@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from rich.cells import cell_len
 
 from ranktop.budget.terms import CATEGORIES, STATES
-from ranktop.tui.session.peers import Outlier, outliers
-from ranktop.tui.session.processes import Stray
+from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.rank import GONE, RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import DRAWN, cells, half_blocks, letters
 from ranktop.tui.view.columns import Columns, choose, device_name
-from ranktop.tui.view.device_words import strangers
+from ranktop.tui.view.findings import by_rank
 from ranktop.tui.view.gauges import Gauges
 from ranktop.tui.view.options import MOMENT_WORDS, Options
 from ranktop.tui.view.scale import Scale, Shown, scale_of, shown
@@ -49,9 +48,8 @@ class Table:
     rows: tuple[Shown, ...]
     """Ranks that pass the filter, in the chosen order."""
     scale: Scale
-    outliers: Mapping[int, Outlier]
-    strays: Mapping[int, Stray]
-    """Rank -> other ranks of the job on its device that have one of their own."""
+    findings: Mapping[int, Finding]
+    """Rank -> the gravest finding that has a word for its row."""
     columns: Columns
     budgeted: tuple[str, ...]
     """Categories that have an expected side somewhere."""
@@ -67,36 +65,32 @@ def table(snapshot: Snapshot, options: Options, width: int) -> Table:
     everyone = [shown(view, options.moment) for view in snapshot.ranks]
     scale = scale_of(everyone, options.zoom, options.held)
     options.held = (scale.zoom, scale.bytes)
-    alive = {row.view.rank: (row.view, row.memory) for row in everyone if row.view.sample is not None}
-    found = outliers(alive)
-    strays = strangers(snapshot)
-    rows = [row for row in everyone if _passes(row.view, found.get(row.view.rank), strays, options, scale)]
+    found = by_rank(snapshot.findings)
+    grave = {rank for finding in snapshot.findings if finding.severity != "info" for rank in finding.ranks}
+    rows = [row for row in everyone if _passes(row.view, found.get(row.view.rank), grave, options)]
     rows = _ordered(rows, options, scale)
     known = {name for row in everyone for name, amount in row.amounts.items() if amount.bytes is not None}
     budgeted = tuple(name for name in CATEGORIES if name in known)
     return Table(
         rows=tuple(rows),
         scale=scale,
-        outliers=found,
-        strays=strays,
+        findings=found,
         columns=choose(snapshot, scale, width),
         budgeted=budgeted,
         total_ranks=len(everyone),
     )
 
 
-def _passes(
-    view: RankView, outlier: Outlier | None, strays: Mapping[int, Stray], options: Options, scale: Scale
-) -> bool:
+def _passes(view: RankView, finding: Finding | None, grave: Container[int], options: Options) -> bool:
     wanted = options.filter.strip().lower()
     if not wanted:
         return True
     if wanted.isdigit():
         return view.rank == int(wanted)
     card = view.card
-    state, style = rank_state(view, outlier, scale.unit, options.glyphs, strays.get(view.rank))
+    state, style = rank_state(view, finding, options.glyphs)
     if wanted == "!":
-        return style in ("bad", "warn")
+        return view.rank in grave or style in ("bad", "warn")
     words = [f"rank {view.rank}", state, view.state]
     if card is not None:
         words += [plain(card.node), device_name(view), plain(card.device.name), f"pid {card.pid}"]
@@ -214,11 +208,10 @@ def _bar(row: Shown, scale: Scale, options: Options, width: int, faded: bool) ->
 def right_line(row: Shown, frame: Table, options: Options) -> Line:
     """Draw the right half of a row: its numbers and its state."""
     chosen = row.view.rank == options.selected
-    outlier = frame.outliers.get(row.view.rank)
     quiet = row.view.stale or row.view.state in GONE
     spans: list[Span] = []
     for column in frame.columns.right:
-        text, style = _cell(column.key, row, frame, options, outlier)
+        text, style = _cell(column.key, row, frame, options)
         if column.key == "state":
             text = _with_age(text, row.view, column.width)
         if quiet and column.key != "state":
@@ -243,11 +236,11 @@ def _with_age(text: str, view: RankView, width: int) -> str:
     return longer if cell_len(longer) <= width else text
 
 
-def _cell(key: str, row: Shown, frame: Table, options: Options, outlier: Outlier | None) -> tuple[str, str]:
+def _cell(key: str, row: Shown, frame: Table, options: Options) -> tuple[str, str]:
     view, glyphs, unit = row.view, options.glyphs, frame.scale.unit
     sample = view.sample
     if key == "state":
-        return rank_state(view, outlier, unit, glyphs, frame.strays.get(view.rank))
+        return rank_state(view, frame.findings.get(view.rank), glyphs)
     if key == "used":
         text = size(row.used(frame.scale.zoom), unit, dash=glyphs.dash)
         partly = frame.scale.zoom == "device" and row.memory.used() is None and row.process is not None

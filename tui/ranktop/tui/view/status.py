@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
+from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.words import end_sentence, what_went_wrong
-from ranktop.tui.session.peers import Outlier
-from ranktop.tui.session.processes import Stray
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
-from ranktop.tui.view.device_words import health_word, stray_words
+from ranktop.tui.view.device_words import health_word
+from ranktop.tui.view.findings import mark, style_of
 from ranktop.tui.view.gauges import Gauges
-from ranktop.tui.view.text import Glyphs, Line, Unit, duration, human, plain, short_duration, signed
+from ranktop.tui.view.text import Glyphs, Line, duration, plain, short_duration
 
 __all__ = [
     "SHORT",
     "device_state",
     "end_sentence",
     "job_state",
-    "outlier_sentence",
     "rank_state",
     "what_went_wrong",
 ]
@@ -32,10 +31,11 @@ SHORT: Final = {
 """Names of categories where there is little room."""
 
 
-def rank_state(
-    view: RankView, outlier: Outlier | None, unit: Unit, glyphs: Glyphs, stray: Stray | None = None
-) -> tuple[str, str]:
-    """Return what the state column says of a rank, and its style."""
+def rank_state(view: RankView, finding: Finding | None, glyphs: Glyphs) -> tuple[str, str]:
+    """Return what the state column says of a rank, and its style.
+
+    How its process or its device is goes first; ``finding`` is the gravest that has a word for its row.
+    """
     state = view.state
     age = "" if view.age is None else duration(view.age)
     if state == "silent":
@@ -49,14 +49,13 @@ def rank_state(
     gauges = Gauges.of(view)
     if state.startswith("device ") and gauges is not None:
         return device_state(gauges, glyphs)
-    if stray is not None:
-        return f"{glyphs.alert} {stray_words(stray)}", "bad"
+    said = None if finding is None else (f"{mark(finding, glyphs)} {plain(finding.short)}", style_of(finding))
+    if finding is not None and said is not None and finding.severity != "info":
+        return said
     if state == "starting":
-        return f"{glyphs.starting} starting", "dim"
-    if outlier is not None:
-        return f"{glyphs.alert} {_outlier(outlier, unit, glyphs)}", "bad" if outlier.difference > 0 else "warn"
+        return said or (f"{glyphs.starting} starting", "dim")
     ails = health_word(gauges) if gauges is not None else ""
-    return (f"{glyphs.alert} {ails}", "warn") if ails else ("  ok", "good")
+    return (f"{glyphs.alert} {ails}", "warn") if ails else said or ("  ok", "good")
 
 
 def device_state(gauges: Gauges, glyphs: Glyphs) -> tuple[str, str]:
@@ -80,22 +79,6 @@ def _ended(view: RankView) -> str:
     if view.state == "failed":
         return plain(end.detail.split(":")[0]) or f"exit {end.code}"
     return "vanished"
-
-
-def _outlier(outlier: Outlier, unit: Unit, glyphs: Glyphs) -> str:
-    name = SHORT.get(outlier.category, outlier.category)
-    ratio = outlier.ratio
-    if ratio is not None and abs(ratio) < 0.995:
-        return f"{name} {ratio:+.0%}"
-    return f"{name} {signed(outlier.difference, unit, 1, glyphs)}"
-
-
-def outlier_sentence(rank: int, outlier: Outlier) -> str:
-    """Say in a sentence how a rank differs from its peers."""
-    ratio = outlier.ratio
-    more = "more" if outlier.difference > 0 else "less"
-    share = "" if ratio is None else f" ({ratio:+.0%})"
-    return f"rank {rank} holds {human(abs(outlier.difference))} {more} {outlier.category} than its peers{share}"
 
 
 def job_state(snapshot: Snapshot, glyphs: Glyphs) -> Line:

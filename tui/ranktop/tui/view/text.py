@@ -39,6 +39,8 @@ class Glyphs:
     silent: str = "?"
     starting: str = "◌"
     alert: str = "!"
+    critical: str = "✖"
+    note: str = "·"
     missing: str = "·"
     ellipsis: str = "…"
     about: str = "≈"
@@ -56,8 +58,9 @@ class Glyphs:
 UNICODE: Final = Glyphs(ascii=False)
 ASCII: Final = Glyphs(
     ascii=True, select=">", live="*", waiting="o", dash="-", delta="d", dot="-", swatch="#", end="|", rule="|",
-    failed="x", ended="=", silent="?", starting="~", alert="!", missing=".", ellipsis="~", about="~", either="+/-",
-    at_most="<", at_least=">", degree="C", arrow="->", up="^", down="v", vertical=" .:-=+*#@", horizontal="         ",
+    failed="x", ended="=", silent="?", starting="~", alert="!", critical="X", note="-", missing=".", ellipsis="~",
+    about="~", either="+/-", at_most="<", at_least=">", degree="C", arrow="->", up="^", down="v",
+    vertical=" .:-=+*#@", horizontal="         ",
 )  # fmt: skip
 
 
