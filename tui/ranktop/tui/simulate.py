@@ -112,7 +112,9 @@ class NotStarted(Exception):
 
 
 @contextlib.contextmanager
-def publishing(arguments: list[str], wish: Wish, told: dict[str, Any], directory: Path) -> Iterator[None]:
+def publishing(
+    arguments: list[str], wish: Wish, told: dict[str, Any], directory: Path
+) -> Iterator[list[subprocess.Popen[str]]]:
     """Run the processes that speak for the ranks; ends them and the job's hub on the way out."""
     epoch = time.monotonic() + 1.0
     stopped = sorted({fault["rank"] for fault in told["faults"] if fault["name"] == "stop"})
@@ -128,7 +130,7 @@ def publishing(arguments: list[str], wish: Wish, told: dict[str, Any], directory
             for rank in stopped
         ]
         _wait_until_ready(processes)
-        yield
+        yield processes
     finally:
         end(processes, directory)
 
