@@ -9,8 +9,9 @@ from typing import Final
 from ranktop.budget.naming import own_strategy
 from ranktop.budget.optimizers.names import by_name
 from ranktop.budget.plan import OptimizerPlan
-from ranktop.budget.project import project
+from ranktop.budget.project import rank_budget
 from ranktop.budget.run import Run
+from ranktop.budget.strategies import plan_of
 from ranktop.budget.terms import Memory
 from ranktop.budget.whatif import Job, as_run
 from ranktop.wire.schema import Card
@@ -30,7 +31,7 @@ def remedies(card: Card, need: int, moments: Mapping[str, Memory] | None = None)
     """Return (change in words, bytes it saves at the peak), those that make room for ``need`` bytes, smallest first.
 
     When no single change does, those that save the most. ``moments`` are the last step's, for a model that the budget
-    does not know by its shapes. Empty when the card says too little. Takes some tens of milliseconds once per card.
+    does not know by its shapes. Empty when the card says too little. Takes some tens of milliseconds once.
     """
     key = (card.job.id, card.rank, card.restart, card.pid, card.revision, need)
     found = _cache.get(key)
@@ -50,24 +51,29 @@ def _remedies(card: Card, need: int, moments: Mapping[str, Memory]) -> list[tupl
         run, own = as_run(job, runtime=0), own_strategy(card.plan)
     except Exception:  # a plan that the budget cannot read has no remedies
         return []
-    before = _total(run, own)
+    stage = card.plan.layout.pipeline_rank
+    before = _total(run, own, stage)
     if before is None:
         return []
     saved: list[tuple[str, int]] = []
     for words, changed, strategy in _changes(run, own):
-        after = _total(changed, strategy)
+        after = _total(changed, strategy, stage)
         if after is not None and after < before:
             saved.append((words, before - after))
     enough = [one for one in saved if one[1] >= need]
     return (enough or sorted(saved, key=lambda one: -one[1]))[:MOST]
 
 
-def _total(run: Run, strategy: str) -> int | None:
+def _total(run: Run, strategy: str, stage: int) -> int | None:
+    """Return the bytes at the peak of a rank in that pipeline stage, or in the last; None without a rule."""
     try:
-        rank = project(run, strategy).rank
+        plan = plan_of(run, strategy)
+        place = replace(plan.layout, pipeline_rank=min(stage, plan.layout.pipeline - 1))
+        budget = rank_budget(run, replace(plan, layout=place))
     except Exception:  # one change that cannot be computed must not take the others with it
         return None
-    return rank.total if rank is not None else None
+    peak = budget.peak()
+    return None if peak is None else budget.total(peak)
 
 
 def _changes(run: Run, own: str) -> Iterator[tuple[str, Run, str]]:

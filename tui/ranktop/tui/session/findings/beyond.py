@@ -94,7 +94,7 @@ def _states(group: Group, excess: float, category: str, moment: str) -> Finding:
     inventory = card.inventory if card is not None else None
     whole = whole_parameters(inventory) if inventory is not None else None
     local = view.budget.at(moment)["parameters"].bytes if view.budget is not None else None
-    copied = category == "parameters" and model_sized(excess, whole, local)
+    copied = model_sized(excess, whole, local) if category == "parameters" else ""
     hint = " (an extra copy of the model?)" if copied else ""
     strategy = strategy_words(plan).split(" · ")[0] if plan is not None else "the budget"
     return Finding(
@@ -139,7 +139,7 @@ def _kept(members: Sequence[RankView], windows: Windows) -> Finding | None:
         middle = median(deltas) if deltas else 0.0
         if middle < _floor(view, windows) + amount.slack:
             return None
-        if not model_sized(middle, whole, local.bytes if local is not None else None):
+        if local is None or not model_sized(middle, whole):
             return None
         sizes.append(middle)
     middle = median(sizes)
@@ -147,7 +147,7 @@ def _kept(members: Sequence[RankView], windows: Windows) -> Finding | None:
     return Finding(
         rule="memory", severity="info", ranks=ranks, subject="kept",
         sentence=f"{ranks_words(ranks, 'keep')} {sized(middle)} after every step beside the model's states: "
-        "as much as its parameters, a second copy (an EMA, a reference model)?",
+        f"as much as {model_sized(middle, whole)}, a second copy (an EMA, a reference model)?",
         evidence=(
             Evidence("kept beside the states, median", round(middle), "B"),
             Evidence("whole model's parameters", whole, "B"),

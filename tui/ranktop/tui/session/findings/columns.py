@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import median
 from typing import Final
 
+from ranktop.budget.terms import STATES
 from ranktop.tui.session.findings.groups import Group
 from ranktop.tui.session.findings.robust import NORMAL
 from ranktop.tui.session.findings.windows import resting_moment
@@ -140,6 +142,44 @@ def _slope(points: list[tuple[int, int]]) -> float:
         if len(slopes) >= _PAIRS:
             break
     return median(slopes) if slopes else 0.0
+
+
+class Screen:
+    """The last footprints of many ranks at one moment, for a quick look at who may be out of line."""
+
+    def __init__(self, group: Group, windows: Windows, moment: str) -> None:
+        self._known = [
+            (view, memory)
+            for view in group.members
+            if view.rank in windows and (memory := windows[view.rank][-1].moments.get(moment)) is not None
+        ]
+        self._memories = [memory for _, memory in self._known]
+        tables = [view.budget.at(moment) if view.budget is not None else {} for view, _ in self._known]
+        self._tables = tables if all(tables) else []
+
+    def suspects(self, category: str, floor: float, ratio: float) -> set[int]:
+        """Return the ranks that are above the middle by ``floor`` bytes and by ``ratio`` of it."""
+        sizes: list[int | None] = list(map(attrgetter(category), self._memories))
+        numbers = [size for size in sizes if size is not None]
+        if len(numbers) < 2:
+            return set()
+        limit = max(floor, ratio * median(numbers))
+        base = self._expected(category) if category in STATES else None
+        if base is None:
+            edge = median(numbers) + limit
+            if max(numbers) < edge:
+                return set()
+            return {view.rank for (view, _), size in zip(self._known, sizes, strict=True) if (size or 0) >= edge}
+        beyond = [None if size is None else size - own for size, own in zip(sizes, base, strict=True)]
+        edge = median(size for size in beyond if size is not None) + limit
+        ranks = zip(self._known, beyond, strict=True)
+        return {view.rank for (view, _), size in ranks if size is not None and size >= edge}
+
+    def _expected(self, category: str) -> list[int] | None:
+        amounts = [table.get(category) for table in self._tables]
+        sizes = [amount.bytes for amount in amounts if amount is not None and amount.within is not None]
+        known = [size for size in sizes if size is not None]
+        return known if known and len(known) == len(self._known) else None
 
 
 def expected_bytes(view: RankView, moment: str, category: str) -> int | None:

@@ -44,9 +44,18 @@ def fragmentation(scene: Scene) -> Iterator[Finding]:
         if is_host(group.members[0]):
             continue
         for view in group.members:
+            if not _much_unused(view):
+                continue
             found = _fragmented(scene, view) or _cache_growth(view)
             if found is not None:
                 yield found
+
+
+def _much_unused(view: RankView) -> bool:
+    """Tell by the last footprint alone whether a close look may find something."""
+    total = view.card.device.total if view.card is not None else None
+    unused = view.footprints[-1].peak.cache if view.footprints else None
+    return bool(total and unused) and (unused or 0) >= STANDING * UNUSED * (total or 0)
 
 
 def _retries(steps: list[Footprint], now: float) -> int:

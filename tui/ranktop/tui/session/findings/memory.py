@@ -10,6 +10,7 @@ from typing import Final
 from ranktop.tui.session.findings import beyond
 from ranktop.tui.session.findings.columns import (
     Column,
+    Screen,
     Value,
     Windows,
     beyond_expected,
@@ -37,6 +38,8 @@ RATIO: Final = 0.05
 """... and as a share of the category's usual size."""
 SPREADS: Final = 6.0
 """... and in robust standard deviations of the category."""
+SINGLE_SPREADS: Final = 4.0
+"""... where the category's spread is that of single footprints."""
 FEW_RATIO: Final = 0.25
 """With two or three ranks there is no spread over the ranks: the deviation as a share of the usual size."""
 AGAIN: Final = 0.7
@@ -49,6 +52,8 @@ UNKNOWN_LENGTHS: Final = 2.0
 """Activations that vary with no length known may do so for any reason: limits are so much higher."""
 VARYING: Final = 0.03
 """Spread of a rank's activations over its steps, as a share of them, from which on they vary."""
+COPIES: Final = ("parameters", "activations", "runtime")
+"""Where a second copy of the model lands."""
 CACHE_RATIO: Final = 0.5
 """What the allocator keeps without need varies by itself, and is no harm while there is room."""
 MANY: Final = 64
@@ -75,8 +80,7 @@ class Excess:
 def memory(scene: Scene) -> Iterator[Finding]:
     """Yield one finding for each rank that is out of line, and for groups that hold more states than expected."""
     for group in scene.groups:
-        windows = {view.rank: found for view in group.members if (found := settled(view, WINDOW))}
-        windows = {rank: found for rank, found in windows.items() if len(found) >= PERSISTENT}
+        windows = {view.rank: found for view in group.members if len(found := settled(view, WINDOW)) >= PERSISTENT}
         if len(windows) >= 2:
             yield from (_finding(group, one) for one in _excesses(scene, group, windows))
         yield from beyond.findings(group, windows)
@@ -85,10 +89,20 @@ def memory(scene: Scene) -> Iterator[Finding]:
 def _excesses(scene: Scene, group: Group, windows: Windows) -> Iterable[Excess]:
     """Return the worst of each rank, by bytes."""
     holds = median(summed(window[-1].peak, PROCESS) for window in windows.values())
+    many = len(windows) > MANY
     worst: dict[int, Excess] = {}
     for moment in compared_moments(windows):
+        now = Screen(group, windows, moment) if many else None
         for category in PROCESS:
-            for one in _of_category(scene, group, windows, moment, category, holds):
+            floor, ratio = _floors(is_host(group.members[0]), category, holds)
+            close = windows
+            if now is not None:
+                suspects = now.suspects(category, AGAIN * STANDING * floor, AGAIN * STANDING * ratio)
+                if not suspects:
+                    continue
+                # The last footprints of all tell the usual, of those that stand out the whole windows are judged.
+                close = {rank: found if rank in suspects else found[-1:] for rank, found in windows.items()}
+            for one in _Judge(scene, group, close, moment, category, floor, ratio).excesses():
                 old = worst.get(one.view.rank)
                 # The same bytes are seen at more than one moment: the peak, which comes first, tells it.
                 if old is None or one.bytes > 1.1 * old.bytes:
@@ -96,19 +110,14 @@ def _excesses(scene: Scene, group: Group, windows: Windows) -> Iterable[Excess]:
     return worst.values()
 
 
-def _of_category(
-    scene: Scene, group: Group, windows: Windows, moment: str, category: str, holds: float
-) -> Iterator[Excess]:
-    host = is_host(group.members[0])
+def _floors(host: bool, category: str, holds: float) -> tuple[float, float]:
+    """Return the least difference in bytes, and as a share of the category."""
     floor, ratio = max(HOST_FLOOR if host else FLOOR, SHARE * holds), RATIO
     if host and category in ("runtime", "cache"):
         floor, ratio = LOOSE * floor, LOOSE * ratio
     if category == "cache":
-        floor, ratio = max(floor, LOOSE * SHARE * holds), CACHE_RATIO
-    judge = _Judge(scene, group, windows, moment, category, floor, ratio)
-    if len(windows) > MANY and not judge.anybody():
-        return
-    yield from judge.excesses()
+        return max(floor, LOOSE * SHARE * holds), CACHE_RATIO
+    return floor, ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +131,6 @@ class _Judge:
     category: str
     floor: float
     ratio: float
-
-    def anybody(self) -> bool:
-        """Tell by the last footprints alone whether a close look may find somebody."""
-        now = column(
-            {rank: window[-1:] for rank, window in self.windows.items()},
-            self.moment, self.category, plain(self.moment, self.category),
-        )  # fmt: skip
-        if now is None:
-            return False
-        found = beyond_expected(self.group, self.moment, self.category)
-        limit = AGAIN * STANDING * max(self.floor, self.ratio * now.middle)
-        base = found[1] if found is not None else {}
-        if not base or len(set(base.values())) == 1:
-            return max(now.middles.values()) - now.middle >= limit
-        own = {rank: size - base[rank] for rank, size in now.middles.items()}
-        return max(own.values()) - median(own.values()) >= limit
 
     def excesses(self) -> Iterator[Excess]:
         """Yield the ranks that are out of line."""
@@ -198,7 +191,7 @@ class _Judge:
                 return None
             floors = max(self.floor, self.ratio * usual)
             few = self._few_limit(excess, usual) if len(self.windows) < 4 else 0.0
-            limit = max(floors, SPREADS * max(own.spread, noise), few)
+            limit = max(floors, self._spreads() * max(own.spread, noise), few)
             if self._stands(rank):
                 floors, limit = STANDING * floors, STANDING * limit
             if excess < limit or not self._again(rank, own, floors):
@@ -206,6 +199,10 @@ class _Judge:
             if best is None or excess < best[1]:
                 best = own, excess
         return best
+
+    def _spreads(self) -> float:
+        """Single footprints are further apart than medians of five."""
+        return SPREADS if len(self.windows) <= MANY else SINGLE_SPREADS
 
     def _few_limit(self, excess: float, usual: float) -> float:
         """Return the ratio's limit; a difference as large as the model needs none."""
@@ -225,7 +222,7 @@ def _finding(group: Group, one: Excess) -> Finding:
     view, inventory = one.view, one.view.card.inventory if one.view.card is not None else None
     whole = whole_parameters(inventory) if inventory is not None else None
     local = expected_bytes(view, one.moment, "parameters")
-    copied = one.category in ("parameters", "activations", "runtime") and model_sized(one.bytes, whole, local)
+    copied = model_sized(one.bytes, whole, local) if one.category in COPIES else ""
     peers = tuple(rank for rank in group.ranks if rank != view.rank)
     step, at = _began(one)
     expected = expected_bytes(view, one.moment, one.category)

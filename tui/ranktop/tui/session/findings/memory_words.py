@@ -28,7 +28,7 @@ ADVICE: Final = {
 
 def sentence(
     category: str, rank: int, excess: float, measured: float, usual: float, peers: int, role: str, *,
-    tokens: bool, copied: bool,
+    tokens: bool, copied: str,
 ) -> str:  # fmt: skip
     """Return the sentence of one rank: who holds how much more of what than whom, and what it may be."""
     whom = f"its {peers} peers" if peers > 1 else "its peer"
@@ -36,7 +36,7 @@ def sentence(
     share = f"{percent(excess / usual)}: " if usual > 0 and excess < 20 * usual else ""
     counts = f"{share}{sized(measured)}, usually {sized(usual)}"
     length = " at the same number of tokens" if tokens else ""
-    hint = "; as much as the model's parameters, an extra copy of it?" if copied else ""
+    hint = f"; as much as {copied}: an extra copy?" if copied else ""
     return f"rank {rank} holds {sized(excess)} more {WORDS[category]} than {whom}{role}{length} ({counts}){hint}"
 
 

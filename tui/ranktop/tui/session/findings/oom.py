@@ -65,7 +65,7 @@ def _finding(cause: str, views: Sequence[RankView]) -> Finding:
     ranks = tuple(sorted(one.rank for one in views))
     way, advice = _cause(box)[1:]
     largest = box.allocator.largest_free
-    block = f" (largest free block {sized(largest)})" if largest is not None and cause != "fragmented" else ""
+    block = f" (largest free block {sized(largest)})" if largest and cause != "fragmented" else ""
     facts = [f"asked for {sized(box.asked, 2)}"] if box.asked is not None else []
     if box.free is not None:
         of = f" of {sized(box.limit, 2)}" if box.limit is not None else ""
