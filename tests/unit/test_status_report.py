@@ -36,15 +36,15 @@ def told(*findings: Finding, picture: Snapshot | None = None) -> list[str]:
 
 
 def test_each_finding_is_a_line_with_its_mark_and_since_when_and_its_advice_below() -> None:
-    facts = (Evidence("own work", 2.35, "s"), Evidence("PCIe", None))
+    facts = (Evidence("own work", 2.35, "s"), Evidence("PCIe", None), Evidence("phase", "data"))
     assert told(
         one("hang", "critical", 1, since=NOW - 42, step=1207, evidence=facts),
         one("straggler", "warning", 3, since=NOW - 90.0),
         one("pause", "info", step=7),
     ) == [
         "✖ hang of (1,)  (since step 1,207, for 42 s)",
-        "    own work 2.35 s; PCIe not known",
         "    mend hang",
+        "    own work 2.35 s; phase: data",
         "! straggler of (3,)  (for 90 s)",
         "    mend straggler",
         "· pause of ()  (since step 7)",

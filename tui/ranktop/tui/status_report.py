@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
@@ -25,6 +26,8 @@ MOST_ALIKE: Final = 8
 MOST_BOXES: Final = 4
 """Ranks whose last words are told."""
 
+MOST_FACTS: Final = 6
+LONGEST_FACT: Final = 120
 MOST_CATEGORIES: Final = 4
 INNERMOST: Final = 5
 """Calls of a traceback that are told."""
@@ -68,11 +71,12 @@ def _kind(group: Sequence[Finding], snapshot: Snapshot, boxes: dict[int, RankVie
     advised = ""
     for finding in group[:MOST_ALIKE]:
         lines.append(f"{MARKS.get(finding.severity, '·')} {plain(finding.sentence)}{_since(finding, snapshot.now)}")
-        if finding.severity == "critical" and finding.evidence:
-            lines.append(f"{MORE}{'; '.join(fact_words(fact) for fact in finding.evidence)}")
         if finding.severity != "info" and finding.advice and finding.advice != advised:
             advised = finding.advice
             lines.append(f"{MORE}{plain(finding.advice)}")
+        facts = _facts(finding) if finding.severity == "critical" else ""
+        if facts:
+            lines.append(f"{MORE}{facts}")
         for rank in finding.ranks if finding.rule == "oom" else ():
             if rank in boxes and rank not in told and len(told) < MOST_BOXES:
                 lines += box_lines(boxes[rank], snapshot.now)
@@ -83,6 +87,13 @@ def _kind(group: Sequence[Finding], snapshot: Snapshot, boxes: dict[int, RankVie
         who = f": {ranks_words(ranks)}" if ranks else ""
         lines.append(f"{MORE}and {len(rest)} more of {rest[0].rule}{who}")
     return lines
+
+
+def _facts(finding: Finding) -> str:
+    """Return the first known facts of what stopped the job, long ones cut; ``--json`` has them all."""
+    known = [fact for fact in finding.evidence if fact.value is not None]
+    told = [textwrap.shorten(fact_words(fact), LONGEST_FACT, placeholder=" ...") for fact in known[:MOST_FACTS]]
+    return "; ".join(told)
 
 
 def _since(finding: Finding, now: float) -> str:

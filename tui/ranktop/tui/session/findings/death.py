@@ -9,7 +9,7 @@ from typing import Final
 
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
-from ranktop.tui.session.findings.words import end_sentence, end_words, ranks_words, what_went_wrong
+from ranktop.tui.session.findings.words import end_sentence, end_words, ranks_words
 from ranktop.tui.session.rank import GONE, RankView, end_state
 from ranktop.tui.view.text import plain
 from ranktop.wire.schema import End
@@ -27,6 +27,9 @@ _LOST_PEER: Final = re.compile(
     re.IGNORECASE,
 )
 """How a rank fails because another one is gone."""
+
+_ADDRESS: Final = re.compile(r" ?\[[^\[\]]*\]:\d+")
+"""A peer's address as gloo tells it: without it ranks that lost one say the same."""
 
 _OOM_KILLER: Final = re.compile(r"\boom[- ]killer\b", re.IGNORECASE)
 """As the hub words it where the kernel counted a kill."""
@@ -163,16 +166,24 @@ def _broken(guilty: RankView, others: Sequence[RankView]) -> Finding:
 
 def _same(view: RankView, guilty: RankView) -> bool:
     one, other = view.end, guilty.end
-    assert one is not None
-    assert other is not None
-    return (one.how, one.code) == (other.how, other.code) and _words(view) == _words(guilty)
+    return one is not None and other is not None and (one.code, _gist(one)) == (other.code, _gist(other))
 
 
-def _words(view: RankView) -> str:
-    return "" if view.end is None else what_went_wrong(view.end.detail)
+def _gist(end: End) -> str:
+    """Return how a process ended without what differs between ranks that ended alike."""
+    return _ADDRESS.sub("", end_words(end).partition(". ")[0])
 
 
 def _evidence(guilty: RankView, others: Sequence[RankView]) -> Iterable[Evidence]:
+    ends: dict[str, list[int]] = {}
+    for view in others:
+        if view.end is not None:
+            ends.setdefault(_gist(view.end), []).append(view.rank)
+    for words, ranks in list(ends.items())[:MOST_CONSEQUENCES]:
+        yield Evidence(f"then {ranks_words(ranks)}", words)
+    left = [rank for ranks in list(ends.values())[MOST_CONSEQUENCES:] for rank in ranks]
+    if left:
+        yield Evidence(f"then {ranks_words(left)}", "ended in other ways")
     if guilty.sample is not None:
         yield Evidence("last finished step", guilty.sample.step)
         if guilty.sample.phase:
@@ -180,15 +191,6 @@ def _evidence(guilty: RankView, others: Sequence[RankView]) -> Iterable[Evidence
     if guilty.card is not None:
         yield Evidence("node", guilty.card.node)
         yield Evidence("process id", guilty.card.pid)
-    ends: dict[str, list[int]] = {}
-    for view in others:
-        if view.end is not None:
-            ends.setdefault(end_words(view.end), []).append(view.rank)
-    for words, ranks in list(ends.items())[:MOST_CONSEQUENCES]:
-        yield Evidence(f"then {ranks_words(ranks)}", words)
-    left = [rank for ranks in list(ends.values())[MOST_CONSEQUENCES:] for rank in ranks]
-    if left:
-        yield Evidence(f"then {ranks_words(left)}", "ended in other ways")
 
 
 def _advice(view: RankView) -> str:
