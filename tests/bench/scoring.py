@@ -48,7 +48,7 @@ NAMED: Final[dict[str, tuple[str, ...]]] = {
     "kill": ("death",),
     "oom": ("oom", "death"),
     "oomkill": ("death",),
-    "restart": ("restart",),
+    "restart": ("restart", "death"),
     "lost": ("device",),
     "missing": ("missing",),
 }
@@ -111,7 +111,8 @@ class Outcome:
         fault = self.case.fault
         if fault is None or finding.rule not in NAMED[fault.name]:
             return False
-        return fault.rank < 0 or finding.ranks == (fault.rank,)
+        whole = fault.rank < 0 or (fault.name == "restart" and not finding.ranks)
+        return whole or finding.ranks == (fault.rank,)
 
     @property
     def found(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Final
 from ranktop.agent.simulation.job import FIRST_PID, H100, Setup
 from ranktop.agent.simulation.memory import CONTEXT, MIB
 from ranktop.budget.terms import Memory
+from ranktop.probes.nvml.codes import GPU_IS_LOST, words
 from ranktop.probes.reading import AllocatorReading, DeviceDetail, DeviceProcess, DeviceReading, NvLink
 
 CLOCK: Final = 1755
@@ -88,7 +89,7 @@ class Sensors:
     def read(self, memory: Memory, load: Load, second: int) -> DeviceReading:
         """Return a reading; ``second`` names the time, for the flicker of the sensors."""
         if load.lost_for is not None and self._last is not None:
-            reasons = {"device": "GPU is lost: NVML answers GPU_IS_LOST (15)"}
+            reasons = {"device": words(GPU_IS_LOST)}
             return replace(self._last, state="lost", age=load.lost_for, reasons=reasons)
         rng = random.Random(f"{self._setup.seed} sensors {self._rank} {second}")
         used, other = memory.used() or 0, memory.other or 0
