@@ -117,12 +117,12 @@ def test_a_restart_is_told_with_its_count_and_how_the_life_before_ended() -> Non
         2: End(rank=2, how="signal", code=15, detail="SIGTERM"),
     }
     one = the(restart, *(rank(number, restart=1, uptime=50.0, former=formers[number]) for number in range(3)))
-    assert one.sentence == "the job was started anew 1 time: before, rank 1 was killed (signal 9): SIGKILL"
+    assert one.sentence == "the job was started anew once: before, rank 1 was killed (signal 9): SIGKILL"
     assert (one.severity, one.ranks) == ("warning", ())
     assert one.since == pytest.approx(NOW - 50.4)
     assert evidence(one)["before, rank 2"] == "was killed (signal 15): SIGTERM"
     unknown = the(restart, *(rank(number, restart=1) for number in range(3)))
-    assert (unknown.severity, unknown.sentence) == ("info", "the job was started anew 1 time")
+    assert (unknown.severity, unknown.sentence) == ("info", "the job was started anew once")
     assert "not known" in unknown.advice
     assert the(restart, *(rank(number, restart=2) for number in range(3))).severity == "warning"
 
@@ -130,7 +130,7 @@ def test_a_restart_is_told_with_its_count_and_how_the_life_before_ended() -> Non
 def test_ranks_that_alone_are_in_a_later_life_are_named() -> None:
     told = End(rank=0, how="signal", code=15, detail="SIGTERM")
     one = the(restart, rank(0), rank(1), rank(2, restart=1, former=told), rank(3, restart=1, former=told))
-    assert one.sentence == ("ranks 2, 3 were started anew 1 time: before, rank 2 was killed (signal 15): SIGTERM")
+    assert one.sentence == ("ranks 2, 3 were started anew once: before, rank 2 was killed (signal 15): SIGTERM")
     assert one.severity == "info"
 
 

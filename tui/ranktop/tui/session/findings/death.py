@@ -166,10 +166,10 @@ def _broken(guilty: RankView, others: Sequence[RankView]) -> Finding:
 
 def _same(view: RankView, guilty: RankView) -> bool:
     one, other = view.end, guilty.end
-    return one is not None and other is not None and (one.code, _gist(one)) == (other.code, _gist(other))
+    return one is not None and other is not None and (one.code, gist(one)) == (other.code, gist(other))
 
 
-def _gist(end: End) -> str:
+def gist(end: End) -> str:
     """Return how a process ended without what differs between ranks that ended alike."""
     return _ADDRESS.sub("", end_words(end).partition(". ")[0])
 
@@ -178,7 +178,7 @@ def _evidence(guilty: RankView, others: Sequence[RankView]) -> Iterable[Evidence
     ends: dict[str, list[int]] = {}
     for view in others:
         if view.end is not None:
-            ends.setdefault(_gist(view.end), []).append(view.rank)
+            ends.setdefault(gist(view.end), []).append(view.rank)
     for words, ranks in list(ends.items())[:MOST_CONSEQUENCES]:
         yield Evidence(f"then {ranks_words(ranks)}", words)
     left = [rank for ranks in list(ends.values())[MOST_CONSEQUENCES:] for rank in ranks]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from ranktop.tui.session.findings.death import born_at, lost_peer, struck, told_to_go
+from ranktop.tui.session.findings.death import born_at, gist, lost_peer, struck, told_to_go
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
-from ranktop.tui.session.findings.words import end_words, ranks_words
+from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.rank import RankView, end_state
 from ranktop.wire.schema import End
 
@@ -27,11 +27,11 @@ def restart(scene: Scene) -> Iterable[Finding]:
     if not count and not formers:
         return
     first = _first(formers)
-    why = f": before, rank {first} {end_words(formers[first])}" if first is not None else ""
+    why = f": before, rank {first} {gist(formers[first])}" if first is not None else ""
     again = tuple(view for view in ranks if view.restart == count and (count or _former(view) is not None))
     everywhere = all(view.restart == count for view in ranks)
     who = "the job" if everywhere or not count else ranks_words(view.rank for view in again)
-    times = "" if count < 1 else f" {count} time{'' if count == 1 else 's'}"
+    times = "" if count < 1 else {1: " once", 2: " twice"}.get(count, f" {count} times")
     born = [at for view in again if (at := born_at(view, scene.now)) is not None]
     failed = any(_failed(former) for former in formers.values())
     verb = "was started" if who == "the job" or len(again) == 1 else "were started"
@@ -75,7 +75,7 @@ def _evidence(count: int, formers: Mapping[int, End]) -> Iterable[Evidence]:
     yield Evidence("elastic restart count", count)
     ends: dict[str, list[int]] = {}
     for rank, former in formers.items():
-        ends.setdefault(end_words(former), []).append(rank)
+        ends.setdefault(gist(former), []).append(rank)
     for words, who in list(ends.items())[:MOST_ENDS]:
         yield Evidence(f"before, {ranks_words(who)}", words)
 
