@@ -29,7 +29,7 @@ SHORTEST_STEP: Final = 0.05
 FEWEST_STEPS: Final = 6
 """Steps that the looks must span."""
 
-FIRST_GLANCE: Final = 60
+FIRST_GLANCE: Final = 48
 """Newest looks that tell, in a job of many ranks, which nodes are worth a full one."""
 
 GLANCE_SHARE: Final = 0.03
@@ -171,9 +171,9 @@ def _behind(rows: Sequence[Row], members: int, stop: tuple[int, int] | None = No
     most = max(1, members // 4)
     found: list[list[int]] = [[] for _ in range(members)]
     for number, row in enumerate(rows):
-        low, top = min(row), max(row)
-        if low == top:
+        if row.count(row[0]) == members:
             continue
+        low, top = min(row), max(row)
         count = row.count(low)
         if count > most or row.count(top) != members - count or (stop is not None and top % stop[0] != stop[1]):
             continue
@@ -237,8 +237,9 @@ def _without_pauses(numbers: Sequence[int], longest: int) -> list[int]:
 def _seen_at_all_times(paced: Paced) -> bool:
     """Tell whether looks fall into all parts of a step: not where a step takes just a multiple of their spacing."""
     pace = next(iter(paced.members.values()))
-    seconds = [step.seconds or 0.0 for step in pace.steps]
     looks = len(pace.view.looks) or 1
-    wander = median([abs(one - pace.step) for one in seconds]) / pace.step * (looks * LOOK_SECONDS / pace.step) ** 0.5
+    wander = (
+        median([abs(one - pace.step) for one in pace.seconds]) / pace.step * (looks * LOOK_SECONDS / pace.step) ** 0.5
+    )
     buckets = {int(BUCKETS * ((index * LOOK_SECONDS / pace.step) % 1.0)) for index in range(min(looks, 240))}
     return wander > 1 / BUCKETS or len(buckets) > BUCKETS // 2

@@ -8,7 +8,7 @@ from typing import Final
 
 from ranktop.probes.reading import DeviceDetail
 from ranktop.tui.session.findings.finding import Evidence
-from ranktop.tui.session.findings.pace import known_steps, median
+from ranktop.tui.session.findings.pace import Pace, median
 from ranktop.tui.session.findings.slowness import Slow
 from ranktop.tui.session.rank import RankView
 
@@ -140,16 +140,16 @@ def _link(slow: Slow) -> Cause | None:
     return Cause("link", f"its link is degraded: {', '.join(parts)}", tuple(facts), advice)
 
 
-def tokens_of(view: RankView, window: int) -> float | None:
+def tokens_of(pace: Pace) -> float | None:
     """Return the median tokens of a rank's last steps; None when they are not known."""
-    values = [step.tokens for step in known_steps(view.steps, window) if step.tokens is not None]
+    values = [tokens for tokens in pace.tokens if tokens is not None]
     return median(values) if values else None
 
 
 def _tokens(slow: Slow) -> Cause | None:
-    window = len(slow.pace.steps)
-    own = tokens_of(slow.pace.view, window)
-    peers = _typical(_others(slow), lambda view: tokens_of(view, window))
+    own = tokens_of(slow.pace)
+    known = [tokens for pace in slow.paced.others(slow.rank) if (tokens := tokens_of(pace)) is not None]
+    peers = median(known)
     if own is None or not peers or own < MORE_TOKENS * peers:
         return None
     more = own / peers - 1

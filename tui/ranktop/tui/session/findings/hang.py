@@ -70,7 +70,7 @@ def hang(scene: Scene) -> Iterable[Finding]:
 def _confidence(stall: Stall, *, unheard: bool) -> str:
     if stall.kind == "alone":
         return "low"
-    return "medium" if unheard or stall.kind in ("network", "elsewhere", "silent") else "high"
+    return "medium" if unheard or stall.kind in ("network", "elsewhere", "circle", "silent") else "high"
 
 
 _ADVICE: Final = {
@@ -80,6 +80,7 @@ _ADVICE: Final = {
     "silent": "look at the node: is the process there (py-spy dump), does the machine swap or hang in I/O?",
     "ended": "give all ranks the same number of batches (drop_last, an even sampler, or Join)",
     "elsewhere": "let all ranks call the same collectives in the same order: look for one inside of an if on the rank",
+    "circle": "let all ranks call the collectives of their groups in the same order",
     "network": "look at the links and at NCCL's own log (NCCL_DEBUG=INFO); the flight recorder's dump names the ranks",
     "apart": "look at what this rank does in the lines named; the others do not wait for it yet",
     "alone": "look at what it does in the lines named: storage, a lock, a loop; it may be work outside of the training",
@@ -100,9 +101,9 @@ def _sentence(scene: Scene, stall: Stall) -> str:
     if stall.kind == "network":
         place = f" {_collective(stall)}" if stall.collective is not None else " a collective"
         return f"{stood}: all {len(stall.waiting)} ranks are in{place}, which does not complete"
+    if stall.kind == "circle":
+        return f"{stood}: {who} wait for each other, each in another process group"
     if stall.kind == "elsewhere":
-        if not stall.waiting:
-            return f"{stood}: {who} wait for each other in different collectives"
         others = f"the {len(stall.waiting)} others" if len(stall.waiting) > 1 else "the other"
         verb = "is" if one else "are"
         return f"{stood}: {who} {verb} in another collective than {others}{_against(stall)}"

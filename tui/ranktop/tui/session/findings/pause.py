@@ -18,6 +18,9 @@ from ranktop.tui.view.text import duration
 LONG: Final = 1800.0
 """Seconds from which even a known pause is to be looked at."""
 
+USUAL: Final = 2
+"""Earlier stands as long as this one from which it belongs to the job."""
+
 _SHORT: Final = {
     "compiling": "compiling", "saving a checkpoint": "saving", "loading a checkpoint": "loading",
     "validating": "validating",
@@ -29,7 +32,7 @@ class Pause:
     """What those that are waited for are busy with."""
 
     what: str
-    """As of ``occupation``; ``moving`` or ``finishing`` as of ``Stall``."""
+    """As of ``occupation``; ``moving`` or ``finishing`` as of ``Stall``; ``usual``: it does so now and then."""
     ranks: tuple[RankView, ...]
 
 
@@ -52,7 +55,22 @@ def _pause(scene: Scene) -> Pause | None:
         return Pause(what, tuple(busy[what]))
     if stall.kind in ("moving", "finishing"):
         return Pause(stall.kind, stall.who)
-    return None
+    return Pause("usual", stall.who) if _happens_now_and_then(scene, stall) else None
+
+
+def _happens_now_and_then(scene: Scene, stall: Stall) -> bool:
+    """Tell whether the job has stood as long before, and gone on: at the end of each epoch, say."""
+    history = next((view.history for view in scene.snapshot.ranks if view.end is None and view.history), None)
+    if history is None or stall.kind == "apart":
+        return False
+    times, steps = history.column("t"), history.column("step")
+    began, longer = 0, 0
+    for index in range(1, len(steps)):
+        if steps[index] != steps[began]:
+            # Points of a second or more: the stand was longer than what lies between them.
+            longer += steps[began] > 0 and times[index - 1] - times[began] >= stall.age
+            began = index
+    return longer >= USUAL
 
 
 def pause(scene: Scene) -> Iterable[Finding]:
@@ -81,6 +99,8 @@ def _sentence(scene: Scene, stall: Stall, found: Pause, ranks: tuple[int, ...], 
     age = duration(stall.age)
     if found.what == "moving":
         return f"no step has finished for {age}, but collectives go on"
+    if found.what == "usual":
+        return f"no step has finished for {age}, as now and then before"
     if found.what == "finishing":
         ended = sum(view.state == "ended" for view in scene.snapshot.ranks)
         others = (

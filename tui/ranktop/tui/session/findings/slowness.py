@@ -9,7 +9,7 @@ from typing import Final
 from ranktop.tui.session.findings.arrival import Arrival
 from ranktop.tui.session.findings.arrival import of as arrivals
 from ranktop.tui.session.findings.groups import FEW
-from ranktop.tui.session.findings.pace import PHASES, Pace, Paced, median, phase_of, spread_of
+from ranktop.tui.session.findings.pace import PHASES, Pace, Paced, median, spread_of
 from ranktop.tui.session.findings.pace import of as paces
 from ranktop.tui.session.findings.scene import Scene
 
@@ -92,29 +92,31 @@ def _slow(scene: Scene) -> tuple[Slow, ...]:
             known = found.get(slow.rank)
             if known is None or slow.gap > known.gap:
                 found[slow.rank] = slow
-        for rank, pace in paced.members.items():
-            arrival = coming.get(rank)
-            if arrival is not None and _late(arrival, rank in standing):
-                found[rank] = replace(found.get(rank, Slow(pace, paced)), arrival=arrival)
+        for rank in coming.keys() & paced.members.keys():
+            if _late(coming[rank], rank in standing):
+                found[rank] = replace(found.get(rank, Slow(paced.members[rank], paced)), arrival=coming[rank])
     return tuple(found[rank] for rank in sorted(found))
 
 
 def _by_phases(paced: Paced, standing: set[int]) -> Iterator[Slow]:
     floor = (FLOOR_OF_FEW if paced.few else FLOOR) * paced.step
     for index, way in enumerate(paced.ways):
-        own = {rank: pace.own[index] for rank, pace in paced.members.items()}
-        middle = median([one.value for one in own.values()])
-        typical = median([one.error for one in own.values()])
-        spread = 0.0 if paced.few else spread_of([one.value for one in own.values()], middle)
-        for rank, one in own.items():
-            ease = STANDING if rank in standing else 1.0
+        own = [(pace, pace.own[index]) for pace in paced.members.values()]
+        values = [one.value for _, one in own]
+        middle = median(values)
+        typical = median([one.error for _, one in own])
+        spread = 0.0 if paced.few else spread_of(values, middle)
+        least = STANDING * max(floor, SPREADS * max(spread, typical))
+        for pace, one in own:
             if paced.few:
-                middle = median([other.value for peer, other in own.items() if peer != rank])
+                middle = median([other.value for peer, other in own if peer is not pace])
             away = one.value - middle
-            limit = max(floor, SPREADS * max(spread, typical), ERRORS * one.error)
-            if away < ease * limit:
+            if away < least:
                 continue
-            slow = Slow(paced.members[rank], paced, away, away / max(spread, typical, 1e-9), way)
+            ease = STANDING if pace.rank in standing else 1.0
+            if away < ease * max(least / STANDING, ERRORS * one.error):
+                continue
+            slow = Slow(pace, paced, away, away / max(spread, typical, 1e-9), way)
             if _lasting(slow, middle, ease * floor) and _waited_for(slow):
                 yield slow
 
@@ -127,12 +129,8 @@ def _lasting(slow: Slow, middle: float, floor: float) -> bool:
 def _waited_for(slow: Slow) -> bool:
     """Tell whether the rank waits less for it in the other phases: else its step is longer and nobody waits."""
     rest = [phase for phase in PHASES if phase not in slow.way]
-
-    def waiting(pace: Pace) -> float:
-        return median([sum(phase_of(step, phase) for phase in rest) for step in pace.steps])
-
-    others = median([waiting(pace) for pace in slow.paced.others(slow.rank)])
-    return others - waiting(slow.pace) >= slow.gap / 2
+    others = median([pace.phase(*rest) for pace in slow.paced.others(slow.rank)])
+    return others - slow.pace.phase(*rest) >= slow.gap / 2
 
 
 def _late(arrival: Arrival, stands: bool) -> bool:

@@ -113,7 +113,7 @@ def _evidence(slow: Slow, cause: Cause, base: float, change: Change | None) -> t
         facts.append(Evidence("looks at which others wait for it", 100 * arrival.share, "%"))
         facts.append(Evidence("the same of its peers", 100 * arrival.peers, "%"))
         facts.append(Evidence("looks", arrival.looks))
-    facts.append(Evidence("steps compared", len(slow.pace.steps), "steps"))
+    facts.append(Evidence("steps compared", slow.pace.count, "steps"))
     if change is not None:
         facts.append(Evidence("step time before", change.before, "s"))
         facts.append(Evidence("slow since step", change.step))
@@ -123,7 +123,7 @@ def _evidence(slow: Slow, cause: Cause, base: float, change: Change | None) -> t
 def _confidence(slow: Slow) -> str:
     if slow.paced.few:
         return "low"
-    sure = slow.gap > 0 and (slow.arrival is not None or len(slow.pace.steps) >= 16)
+    sure = slow.gap > 0 and (slow.arrival is not None or slow.pace.count >= 16)
     return "high" if sure else "medium"
 
 

@@ -41,7 +41,8 @@ def tokens(scene: Scene) -> Iterable[Finding]:
 
 
 def _counts(paced: Paced, rank: int) -> list[float]:
-    return [step.tokens for step in paced.members[rank].steps if step.tokens is not None]
+    tokens = paced.members[rank].tokens
+    return [value for value in tokens if value is not None] if None in tokens else list(tokens)  # type: ignore[arg-type]
 
 
 def _steadily_off(values: list[float], own: float, peers: float, *, few: bool) -> bool:

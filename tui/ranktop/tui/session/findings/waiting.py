@@ -29,8 +29,8 @@ class Stall:
 
     kind: str
     """``behind`` (others have gone on to a collective that they have not entered), ``stopped``, ``silent``, ``ended``
-    (the same of ranks that can't), ``elsewhere`` (in another collective than the others), ``network`` (all in one that
-    does not complete), ``apart`` (some stand, the others go on), ``alone`` (no rank waits for another), ``moving`` (no
+    (the same of ranks that can't), ``elsewhere`` (in another collective than the others), ``circle`` (each waits for
+    another, in different groups), ``network`` (all in a collective that does not complete), ``apart`` (some stand, the others go on), ``alone`` (no rank waits for another), ``moving`` (no
     step, but collectives go on), ``finishing`` (others have ended)."""
     age: float
     """Seconds since the last step of those that stand."""
@@ -94,7 +94,7 @@ def _all_stand(ranks: Sequence[RankView], alive: Sequence[RankView], age: float,
     members = [view for view in ranks if view.sample is not None]
     found = _by_positions(members, age, overdue)
     if found is not None:
-        return _qualified(found, speaking)
+        return found if found.kind == "circle" else _qualified(found, speaking)
     if any(view.state == "ended" for view in ranks):
         return Stall("finishing", age, overdue, tuple(speaking))
     silent = _without(alive, speaking)
@@ -171,8 +171,9 @@ def _by_positions(members: Sequence[RankView], age: float, overdue: float) -> St
         return None
     if not any(roots.values()):
         # They wait for each other in a circle: the same collectives, in different orders.
-        everyone = tuple({view.rank: view for views in ahead.values() for view in views}.values())
-        return Stall("elsewhere", age, overdue, everyone)
+        circle = {view.rank: view for views in behind.values() for view in views}
+        around = tuple(circle[rank] for rank in sorted(circle))
+        return Stall("circle", age, overdue, around, _without(members, around))
     name = max(roots, key=lambda group: (bool(roots[group]), len(ahead[group])))
     who = {view.rank: view for views in roots.values() for view in views}
     waiting = tuple({view.rank: view for views in ahead.values() for view in views if view.state not in GONE}.values())
