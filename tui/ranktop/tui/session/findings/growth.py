@@ -36,7 +36,7 @@ STEPS: Final = 20
 """Least number of steps read, and of steps that they span."""
 FLOOR: Final = 8 * MIB
 HOST_FLOOR: Final = 16 * MIB
-SHARE: Final = 0.005
+SHARE: Final = 0.0005
 HOST_SHARE: Final = 0.02
 """Least growth over the window, as a share of what the process holds."""
 STANDING: Final = 0.7

@@ -54,6 +54,8 @@ VARYING: Final = 0.03
 """Spread of a rank's activations over its steps, as a share of them, from which on they vary."""
 COPIES: Final = ("parameters", "activations", "runtime")
 """Where a second copy of the model lands."""
+KEPT: Final = 0.8
+"""Share of the activations that are too many which must be there between the steps, to be a second model."""
 CACHE_RATIO: Final = 0.5
 """What the allocator keeps without need varies by itself, and is no harm while there is room."""
 MANY: Final = 64
@@ -91,9 +93,12 @@ def _excesses(scene: Scene, group: Group, windows: Windows) -> Iterable[Excess]:
     holds = median(summed(window[-1].peak, PROCESS) for window in windows.values())
     many = len(windows) > MANY
     worst: dict[int, Excess] = {}
-    for moment in compared_moments(windows):
+    moments = compared_moments(windows)
+    for moment in moments:
         now = Screen(group, windows, moment) if many else None
         for category in PROCESS:
+            if category == "cache" and moment != moments[0]:
+                continue  # what is free between the steps was in use at the peak
             floor, ratio = _floors(is_host(group.members[0]), category, holds)
             close = windows
             if now is not None:
@@ -222,7 +227,7 @@ def _finding(group: Group, one: Excess) -> Finding:
     view, inventory = one.view, one.view.card.inventory if one.view.card is not None else None
     whole = whole_parameters(inventory) if inventory is not None else None
     local = expected_bytes(view, one.moment, "parameters")
-    copied = model_sized(one.bytes, whole, local) if one.category in COPIES else ""
+    copied = model_sized(one.bytes, whole, local) if one.category in COPIES and _kept(one) else ""
     peers = tuple(rank for rank in group.ranks if rank != view.rank)
     step, at = _began(one)
     expected = expected_bytes(view, one.moment, one.category)
@@ -244,6 +249,13 @@ def _finding(group: Group, one: Excess) -> Finding:
         confidence="low" if few else "high" if one.spreads >= 10 and len(group.members) >= 8 else "medium",
         since=at, step=step, peers=peers, plot=_plot(one),
     )  # fmt: skip
+
+
+def _kept(one: Excess) -> bool:
+    """Whether activations that are too many are there between the steps too, as a second model is."""
+    rest = one.view.footprints[-1].rest
+    held = rest.activations if rest is not None else None
+    return one.category != "activations" or held is None or held >= KEPT * one.bytes
 
 
 def _began(one: Excess) -> tuple[int | None, float | None]:

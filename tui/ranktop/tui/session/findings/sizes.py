@@ -82,9 +82,14 @@ def whole_parameters(inventory: Inventory) -> int:
     return sum(sizes[index] for index in inventory.order)
 
 
-def model_sized(difference: float, *sizes: int | None) -> str:
-    """Say what of the model a difference is as large as (its parameters, in 32 or 16 bits); empty: nothing."""
-    for words, share in (("the model's parameters", 1.0), ("the model's parameters in 16 bits", 0.5)):
-        if any(size and abs(difference - share * size) <= MODEL_SIZED * share * size for size in sizes):
+def model_sized(difference: float, whole: int | None, local: int | None = None) -> str:
+    """Say what of the model a difference is as large as; empty: nothing. ``local``: bytes of this rank's shards."""
+    half = whole // 2 if whole else None
+    for words, size in (
+        ("the model's parameters", whole),
+        ("the rank's parameters", local),
+        ("the model's parameters in 16 bits", half),
+    ):
+        if size and abs(difference - size) <= MODEL_SIZED * size:
             return words
     return ""
