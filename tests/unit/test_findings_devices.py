@@ -74,6 +74,16 @@ def test_heat_that_holds_a_clock_down_is_a_warning() -> None:
     assert evidence(one)["median SM clock of its peers"] == 1755
 
 
+def test_a_node_whose_gpus_are_hot_is_one_finding() -> None:
+    one = the(throttle, *(hot(number, sm_clock=1200 + number) for number in range(4)), *(rank(9 + n) for n in range(4)))
+    assert one.sentence == (
+        "ranks 0-3: 4 GPUs of n0 are slowed down: hardware thermal slowdown, SM down to 1,200 MHz, up to 91 °C; "
+        "check the node's cooling and power supply"
+    )
+    assert one.ranks == (0, 1, 2, 3)
+    assert len(found(throttle, *(hot(number, sm_clock=1200) for number in range(3)), rank(8))) == 3
+
+
 def test_a_busy_gpu_at_its_power_limit_or_at_full_clock_is_none() -> None:
     capped = rank(1, device={"throttle": ("software power cap",), "sm_clock": 1200})
     assert found(throttle, rank(0), capped) == []

@@ -77,7 +77,7 @@ def culprit(ranks: Sequence[RankView]) -> RankView | None:
 
 def death(scene: Scene) -> Iterable[Finding]:
     """Find the one rank that broke the job; the ends of the others are its consequences."""
-    ranks = [view for view in scene.snapshot.ranks if not _of_former_life(view, scene)]
+    ranks = _present(scene)
     guilty = culprit(ranks)
     if guilty is None:
         return
@@ -115,15 +115,22 @@ def lost_peer(end: End) -> bool:
     return _LOST_PEER.search(end.detail) is not None
 
 
-def _of_former_life(view: RankView, scene: Scene) -> bool:
-    """Tell whether the job was restarted since this rank ended: then its end is past."""
-    if view.end is None or view.ended is None:
-        return False
-    return any(
-        (born := born_at(other, scene.now)) is not None and born > view.ended
-        for other in scene.snapshot.ranks
-        if other.restart > view.restart or getattr(other, "former", None) is not None
-    )
+def _present(scene: Scene) -> list[RankView]:
+    """Return the ranks without those that ended before the job was restarted: their end is past."""
+    ranks = scene.snapshot.ranks
+    anew = [
+        (born, view.restart, view.former is not None)
+        for view in ranks
+        if (view.restart or view.former is not None) and (born := born_at(view, scene.now)) is not None
+    ]
+
+    def past(view: RankView) -> bool:
+        ended = view.ended
+        if view.end is None or ended is None:
+            return False
+        return any(born > ended and (again or restart > view.restart) for born, restart, again in anew)
+
+    return [view for view in ranks if not past(view)]
 
 
 def born_at(view: RankView, now: float) -> float | None:

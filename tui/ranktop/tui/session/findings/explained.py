@@ -116,6 +116,8 @@ def _of(*categories: str) -> Holds:
 
 
 def _states_of_group(by: Finding, of: Finding, scene: Scene) -> bool:
+    if by.severity == "info":
+        return False
     group = {*by.ranks, *by.peers}
     return of.subject in (*STATES, "buffers", "kept") and bool(of.ranks) and set(of.ranks) <= group
 

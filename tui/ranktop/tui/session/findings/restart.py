@@ -9,7 +9,7 @@ from ranktop.tui.session.findings.death import born_at, gist, lost_peer, struck,
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
-from ranktop.tui.session.rank import RankView, end_state
+from ranktop.tui.session.rank import end_state
 from ranktop.wire.schema import End
 
 OFTEN: Final = 2
@@ -23,12 +23,12 @@ def restart(scene: Scene) -> Iterable[Finding]:
     """Find ranks that are not in their first life."""
     ranks = scene.snapshot.ranks
     count = max((view.restart for view in ranks), default=0)
-    formers = {view.rank: former for view in ranks if (former := _former(view)) is not None}
+    formers = {view.rank: view.former for view in ranks if view.former is not None}
     if not count and not formers:
         return
     first = _first(formers)
     why = f": before, rank {first} {gist(formers[first])}" if first is not None else ""
-    again = tuple(view for view in ranks if view.restart == count and (count or _former(view) is not None))
+    again = tuple(view for view in ranks if view.restart == count and (count or view.former is not None))
     everywhere = all(view.restart == count for view in ranks)
     who = "the job" if everywhere or not count else ranks_words(view.rank for view in again)
     times = "" if count < 1 else {1: " once", 2: " twice"}.get(count, f" {count} times")
@@ -45,12 +45,6 @@ def restart(scene: Scene) -> Iterable[Finding]:
         since=min(born, default=None),
         confidence="high" if first is not None else "medium",
     )
-
-
-def _former(view: RankView) -> End | None:
-    """Return how the rank's life before ended, where that is known."""
-    former = getattr(view, "former", None)
-    return former if isinstance(former, End) else None
 
 
 def _failed(end: End) -> bool:

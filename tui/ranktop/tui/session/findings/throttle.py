@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
@@ -14,10 +15,13 @@ from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.gauges import Gauges
 from ranktop.tui.session.rank import RankView
-from ranktop.tui.view.text import UNICODE
+from ranktop.tui.view.text import UNICODE, plain
 
 BELOW_MAX: Final = 0.95
 """Share of the highest SM clock below which a device's clock is held down."""
+
+TOGETHER: Final = 3
+"""Devices of a node beyond which those with one reason are one finding."""
 
 BELOW_PEERS: Final = 0.97
 """... and of the median of its peers: under load all of them may run below their highest clock."""
@@ -29,6 +33,7 @@ def throttle(scene: Scene) -> Iterable[Finding]:
     The software's power cap is how a busy GPU works, and no finding.
     """
     usual = _peers_clocks(scene)
+    nodes: dict[tuple[str, tuple[str, ...]], list[Held]] = {}
     for members in by_device(scene.snapshot.ranks):
         view = members[0]
         gauges = Gauges.of(view)
@@ -36,7 +41,27 @@ def throttle(scene: Scene) -> Iterable[Finding]:
             continue
         sentence = throttle_sentence(gauges, UNICODE)
         if sentence and (held := _held_down(gauges, usual.get(view.rank))) is not False:
-            yield _finding(members, gauges, sentence, usual.get(view.rank), sure=held is True)
+            node = view.card.node if view.card is not None else ""
+            found = Held(tuple(one.rank for one in members), gauges, sentence, usual.get(view.rank), held is True)
+            nodes.setdefault((node, gauges.throttled()), []).append(found)
+    for (node, _), devices in nodes.items():
+        if len(devices) > TOGETHER:
+            yield _of_node(node, devices)
+        else:
+            yield from (_finding(one, one.ranks, f"{ranks_words(one.ranks)}: {one.sentence}") for one in devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A device that is held down."""
+
+    ranks: tuple[int, ...]
+    gauges: Gauges
+    sentence: str
+    usual: float | None
+    """Median SM clock of its peers."""
+    sure: bool
+    """Its clock tells so as well."""
 
 
 def _peers_clocks(scene: Scene) -> Mapping[int, float]:
@@ -65,24 +90,39 @@ def _held_down(gauges: Gauges, usual: float | None) -> bool | None:
     return below_max or (usual is not None and clock < BELOW_PEERS * usual)
 
 
-def _finding(members: Sequence[RankView], gauges: Gauges, sentence: str, usual: float | None, *, sure: bool) -> Finding:
-    ranks = tuple(view.rank for view in members)
+def _of_node(node: str, devices: Sequence[Held]) -> Finding:
+    """Tell of many devices of a node at once: they share its air and its power."""
+    ranks = tuple(sorted(rank for one in devices for rank in one.ranks))
+    slowest = min(devices, key=lambda one: one.gauges.get("sm_clock") or float("inf"))
+    clock = slowest.gauges.get("sm_clock")
+    down = "" if clock is None else f", SM down to {clock:,} MHz"
+    heat = [hot for one in devices if (hot := one.gauges.get("temperature")) is not None]
+    warm = f", up to {max(heat)} {UNICODE.degree}" if heat else ""
+    where = f" of {plain(node)}" if node else ""
+    words = ", ".join(slowest.gauges.throttled())
+    told = f"{len(devices)} GPUs{where} are slowed down: {words}{down}{warm}; check the node's cooling and power supply"
+    return _finding(slowest, ranks, f"{ranks_words(ranks)}: {told}")
+
+
+def _finding(held: Held, ranks: tuple[int, ...], sentence: str) -> Finding:
+    gauges = held.gauges
     return Finding(
         rule="throttle",
         severity="warning",
         ranks=ranks,
-        sentence=f"{ranks_words(ranks)}: {sentence}",
+        sentence=sentence,
         short=health_word(gauges),
         evidence=(
             Evidence("throttle", ", ".join(gauges.throttled())),
             Evidence("SM clock", gauges.get("sm_clock"), "MHz"),
             Evidence("highest SM clock", gauges.get("max_sm_clock"), "MHz"),
-            Evidence("median SM clock of its peers", usual, "MHz"),
+            Evidence("median SM clock of its peers", held.usual, "MHz"),
             Evidence("temperature", gauges.get("temperature"), "°C"),
             Evidence("slowdown temperature", gauges.get("temperature_slowdown"), "°C"),
             Evidence("power", gauges.get("power"), "W"),
             Evidence("power limit", gauges.get("power_limit"), "W"),
         ),
-        advice="until that is mended the whole job goes at the pace of this GPU: take its node out, or lower the load",
-        confidence="medium" if sure else "low",
+        advice="until that is mended the whole job goes at the pace of its slowest GPU: take the node out, or lower the "
+        "load",
+        confidence="medium" if held.sure else "low",
     )
