@@ -20,11 +20,11 @@ from ranktop.tui.view.text import UNICODE, plain
 BELOW_MAX: Final = 0.95
 """Share of the highest SM clock below which a device's clock is held down."""
 
-TOGETHER: Final = 3
-"""Devices of a node beyond which those with one reason are one finding."""
-
 BELOW_PEERS: Final = 0.97
 """... and of the median of its peers: under load all of them may run below their highest clock."""
+
+TOGETHER: Final = 3
+"""Devices of a node beyond which those with one reason are one finding."""
 
 
 def throttle(scene: Scene) -> Iterable[Finding]:
@@ -122,7 +122,7 @@ def _finding(held: Held, ranks: tuple[int, ...], sentence: str) -> Finding:
             Evidence("power", gauges.get("power"), "W"),
             Evidence("power limit", gauges.get("power_limit"), "W"),
         ),
-        advice="until that is mended the whole job goes at the pace of its slowest GPU: take the node out, or lower the "
-        "load",
+        advice="until that is mended the whole job goes at the pace of its slowest GPU: take the node out, or lower "
+        "the load",
         confidence="medium" if held.sure else "low",
     )
