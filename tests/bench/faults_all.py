@@ -27,7 +27,7 @@ def table(kind: str, spec: Spec, outcomes: list[Outcome]) -> None:
         seconds = "-" if outcome.seconds is None else f"{outcome.seconds:.1f} s"
         steps = "-" if outcome.steps is None else f"{outcome.steps} steps"
         said = f"{found.rule} {found.severity} {found.confidence}: {found.sentence}" if found else "not found"
-        others = "; ".join(f"{one.rule} {one.ranks}: {one.sentence}" for one in outcome.others) or "none"
+        others = "; ".join(f"{one.rule} {one.severity} {one.ranks}: {one.sentence}" for one in outcome.others) or "none"
         fault = f"{case.fault or spec.name} on rank {case.rank}"
         print(f"| {kind}: {spec.name} | {fault} | {said} | {seconds}, {steps} | {others} |", flush=True)
         if outcome.trouble:

@@ -46,9 +46,11 @@ class Follower:
     viewer: Viewer
     directory: Path
     process: subprocess.Popen[bytes]
-    seen: dict[tuple[Any, ...], Seen] = field(default_factory=dict)
-    expected: set[str] = field(default_factory=set)
-    """Rules of the faults so far."""
+    seen: dict[tuple[str, str, tuple[int, ...]], Seen] = field(default_factory=dict)
+    expected: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
+    """Rule and ranks of the faults so far."""
+    allowed: set[str] = field(default_factory=set)
+    """Rules that may say something beside them."""
 
     def look(self, wait: float = LOOK) -> Snapshot:
         """Take what arrives in ``wait`` seconds, ask the rules, and note what they say."""
@@ -96,7 +98,7 @@ class Follower:
 
     def finds(self, rule: str, ranks: Sequence[int], seconds: float, subject: str | None = None) -> Finding:
         """Return the finding that is wanted, as soon as it is there; a question asked once must have it as well."""
-        self.expected.add(rule)
+        self.expected.add((rule, tuple(ranks)))
 
         def there(findings: Sequence[Finding]) -> Finding | None:
             for one in findings:
@@ -122,13 +124,13 @@ class Follower:
         wanted = (finding.rule, list(finding.ranks))
         assert wanted in [(one["rule"], one["ranks"]) for one in found], found
 
-    def quiet(self, finding: Finding, seconds: float) -> None:
-        """Look until a finding is past."""
-        self.until(lambda snapshot: finding.key not in [one.key for one in snapshot.findings], seconds)
-
     def others(self) -> list[Seen]:
         """Return what was seen above ``info`` beside what was put in."""
-        return [seen for key, seen in self.seen.items() if seen.gravity > 0 and key[0] not in self.expected]
+        return [
+            seen
+            for (rule, _, ranks), seen in self.seen.items()
+            if seen.gravity > 0 and (rule, ranks) not in self.expected and rule not in self.allowed
+        ]
 
     def nothing_else(self) -> None:
         """Check that nothing was found but what was put in."""

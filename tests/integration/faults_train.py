@@ -60,6 +60,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--leak-mib", type=float, default=1.0, help="a leaking rank's per step")
     parser.add_argument("--pause", type=float, default=15.0, help="seconds of a long validation, save or compilation")
     parser.add_argument("--address-mib", type=int, default=0, help="limit of a hungry rank's address space")
+    parser.add_argument("--agree-every", type=int, default=1, help="steps between two reductions of the metrics")
     parser.add_argument("--die-once", type=int, default=-1, help="this rank fails at step 10 of the first life")
     parser.add_argument("--minutes", type=float, default=5.0, help="the loop's end, should nobody end it before")
     return parser.parse_args()
@@ -191,7 +192,7 @@ class Loop:
             self.extra, self.copied = copy.deepcopy(self.trainer.module), True
         if "copy" not in names and self.copied:
             self.extra, self.copied = None, False
-        if "leak" not in names:
+        if not names & {"leak", "hungry"}:
             self.kept.clear()
         if "loop" in names:
             self.faults.loop()
@@ -257,7 +258,7 @@ class Loop:
             step += 1
             if self.options.die_once == self.rank and step == 10 and first_life:
                 raise RuntimeError("a link went down")
-            over = self.agree(began)
+            over = step % self.options.agree_every == 0 and self.agree(began)
             self.faults.finished(time.monotonic() - before)
             self.between(step)
             if over:
