@@ -193,7 +193,20 @@ def test_the_ranks_of_whole_other_nodes_may_be_where_this_hub_does_not_hear_them
         absent(3),
         *(absent(number) for number in range(8, 16)),
     ]
-    assert the(missing, *hole).severity == "warning"
+    one = the(missing, *hole)
+    assert (one.severity, one.ranks) == ("warning", (3,))
+    assert one.sentence == "7 of 16 ranks seen: rank 3 not heard of, beside ranks 8-15, which may be on other nodes"
+
+
+def test_where_the_launcher_tells_how_many_ranks_a_node_has_nothing_is_guessed() -> None:
+    two = {"local_size": 2}
+    one = the(missing, rank(0, card=two), absent(1))
+    assert (one.severity, one.ranks) == ("warning", (1,))
+    away = the(missing, rank(0, card=two), rank(1, card=two), absent(2))
+    assert (away.severity, away.ranks) == ("info", (2,))
+    assert the(missing, rank(0), absent(1)).severity == "info", "may be two nodes of one rank"
+    dealt = [rank(2 * number, card={"local_rank": number, "node": "n0"}) for number in range(4)]
+    assert the(missing, *sorted([*dealt, *map(absent, (1, 3, 5, 7))], key=lambda view: view.rank)).severity == "info"
 
 
 def test_a_minority_with_another_torch_is_named_with_what_came_with_it() -> None:

@@ -12,6 +12,7 @@ TORCHRUN = {
     "RANK": "5",
     "LOCAL_RANK": "1",
     "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "4",
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29500",
     "TORCHELASTIC_RUN_ID": "none",
@@ -23,7 +24,7 @@ def test_torchrun() -> None:
     found = discover("/home/me/train.py", TORCHRUN)
     assert (found.rank, found.local_rank, found.job.world_size, found.restart) == (5, 1, 8, 2)
     assert (found.job.name, found.job.launcher, found.job.run_id) == ("train", "torchrun", "")
-    assert found.pid == os.getpid()
+    assert (found.pid, found.local_size) == (os.getpid(), 4)
 
 
 def test_a_job_keeps_its_id_over_restarts_and_ports() -> None:

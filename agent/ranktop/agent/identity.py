@@ -17,6 +17,7 @@ from ranktop.wire.schema import Job
 
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+_LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,23}")
 
@@ -31,6 +32,8 @@ class Identity:
     node: str
     pid: int
     restart: int
+    local_size: int = 0
+    """Ranks on this node; 0 where the launcher does not tell."""
 
 
 def discover(script: str, environ: Mapping[str, str] | None = None) -> Identity:
@@ -66,6 +69,7 @@ def discover(script: str, environ: Mapping[str, str] | None = None) -> Identity:
         node=socket.gethostname(),
         pid=os.getpid(),
         restart=_number(env, ("TORCHELASTIC_RESTART_COUNT",), 0),
+        local_size=_number(env, _LOCAL_SIZE, 0) if group is None else 0,
     )
 
 

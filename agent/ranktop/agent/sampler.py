@@ -240,6 +240,7 @@ class Sampler(threading.Thread):
             notes=notes,
             pids=self._device.pids,
             code=self._code.digest(),
+            local_size=identity.local_size,
         )
 
     def _notes(self) -> tuple[str, ...]:

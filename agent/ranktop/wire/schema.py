@@ -100,6 +100,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """This process's ids in the PID namespaces that it can see, the outermost first (``NSpid`` of proc(5))."""
     code: str = ""
     """Eight hexadecimal digits of the SHA-256 of the script's bytes; empty when it could not be read."""
+    local_size: int = 0
+    """Ranks on this rank's node, by the launcher's word; 0 where it does not tell."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):

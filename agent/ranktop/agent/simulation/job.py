@@ -182,6 +182,7 @@ class Setup:
             simulated=True,
             pids=(FIRST_PID + rank,),
             code="9b1f04d7" if "code" in names else "5e2c71aa",
+            local_size=len(self.neighbours(rank)),
         )
 
 

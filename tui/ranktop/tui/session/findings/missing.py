@@ -30,33 +30,47 @@ def missing(scene: Scene) -> Iterable[Finding]:
     waited = scene.now - min(born)
     if waited < PATIENCE and scene.snapshot.step < STEPS:
         return
-    elsewhere = _whole_nodes(seen, never, len(ranks))
-    where = "; they may be on other nodes, which this node's hub does not hear" if elsewhere else ""
+    lost = _of_these_nodes(seen, never, len(ranks))
+    away = tuple(rank for rank in never if rank not in set(lost))
+    told = f"{len(seen)} of {len(ranks)} ranks seen: {ranks_words(lost or away)} not heard of"
+    if not lost:
+        told += "; they may be on other nodes, which this node's hub does not hear"
+    elif away:
+        told += f", beside {ranks_words(away)}, which may be on other nodes"
     yield Finding(
         rule="missing",
-        severity="info" if elsewhere else "warning",
-        ranks=never,
-        sentence=f"{len(seen)} of {len(ranks)} ranks seen: {ranks_words(never)} not heard of{where}",
+        severity="warning" if lost else "info",
+        ranks=lost or away,
+        sentence=told,
         evidence=(
             Evidence("ranks seen", len(seen)),
             Evidence("since the first was heard", waited, "s"),
             Evidence("steps finished by the others", scene.snapshot.step),
         ),
         advice=""
-        if elsewhere
+        if not lost
         else f"in {duration(waited)} they should have spoken: either they wait before the script begins (rendezvous, "
         "import), or they run without the agent (RANKTOP_DISABLE, another Python; ranktop doctor on their node says)",
-        confidence="low" if elsewhere else "high",
+        confidence="high" if lost else "low",
         since=min(born),
     )
 
 
-def _whole_nodes(seen: Sequence[RankView], never: Sequence[int], size: int) -> bool:
-    """Tell whether all that is missing may be the whole of other nodes with as many ranks each."""
+def _of_these_nodes(seen: Sequence[RankView], never: Sequence[int], size: int) -> tuple[int, ...]:
+    """Return the ranks never heard of that belong to nodes whose other ranks were: a hub hears its own node.
+
+    Where the launcher does not tell how many ranks a node has, the ranks seen must make up whole nodes of equal size
+    for the others to be elsewhere.
+    """
     cards = [view.card for view in seen if view.card is not None]
-    if not cards:
-        return False
-    local = max(card.local_rank for card in cards) + 1
-    bases = {card.rank - card.local_rank for card in cards}
-    here = {base + number for base in bases for number in range(local)}
-    return size % local == 0 and local < size and not here & set(never)
+    if len({(card.node, card.rank - card.local_rank) for card in cards}) > len({card.node for card in cards}):
+        return ()  # Ranks are dealt out to the nodes in turn: whose the others would be is not known.
+    told = all(card.local_size for card in cards)
+    local = max((card.local_rank for card in cards), default=0) + 1
+    here: set[int] = set()
+    for card in cards:
+        first = card.rank - card.local_rank
+        here.update(range(first, first + min(card.local_size or local, size)))
+    if not told and (size % local or local == size):
+        return tuple(never)
+    return tuple(rank for rank in never if rank in here)
