@@ -67,8 +67,7 @@ def _happens_now_and_then(scene: Scene, stall: Stall) -> bool:
     began, longer = 0, 0
     for index in range(1, len(steps)):
         if steps[index] != steps[began]:
-            # Points of a second or more: the stand was longer than what lies between them.
-            longer += steps[began] > 0 and times[index - 1] - times[began] >= stall.age
+            longer += steps[began] > 0 and times[index] - times[began] >= stall.age
             began = index
     return longer >= USUAL
 

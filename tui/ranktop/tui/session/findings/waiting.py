@@ -30,8 +30,9 @@ class Stall:
     kind: str
     """``behind`` (others have gone on to a collective that they have not entered), ``stopped``, ``silent``, ``ended``
     (the same of ranks that can't), ``elsewhere`` (in another collective than the others), ``circle`` (each waits for
-    another, in different groups), ``network`` (all in a collective that does not complete), ``apart`` (some stand, the others go on), ``alone`` (no rank waits for another), ``moving`` (no
-    step, but collectives go on), ``finishing`` (others have ended)."""
+    another, in different groups), ``network`` (all in a collective that does not complete), ``apart`` (some stand, the
+    others go on), ``alone`` (no rank waits for another), ``moving`` (no step, but collectives go on), ``finishing``
+    (others have ended)."""
     age: float
     """Seconds since the last step of those that stand."""
     overdue: float

@@ -1,0 +1,279 @@
+"""Who is slow, by how much, why and since when: simulated ranks wait for each other, waiting emerges by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from lockstep import PROGRAMS, Lockstep
+
+from ranktop.probes.reading import DeviceDetail, NvLink
+from ranktop.tui.session.findings.finding import Finding
+from ranktop.tui.session.findings.past import slower_since
+from ranktop.tui.session.rings import Ring
+from ranktop.wire.schema import Point
+
+STEPS = 60
+TIME_RULES = ("straggler", "tokens", "hang", "pause")
+LOST = {"data": 0.02, "forward": 0.08, "backward": 0.16, "optimizer": 0.02}
+"""Seconds of work in each phase of the programs."""
+
+
+def findings(job: Lockstep, steps: int = STEPS, rule: str | None = None) -> list[Finding]:
+    session, _ = job.run(steps).session()
+    found = [finding for finding in session.snapshot().findings if finding.rule in TIME_RULES]
+    assert not session.failure
+    return [finding for finding in found if rule in (None, finding.rule)]
+
+
+def slower(phase: str, seconds: float, rank: int = 3) -> dict[tuple[int, str], float]:
+    return {(rank, phase): 1 + seconds / LOST[phase]}
+
+
+def number(finding: Finding, name: str) -> float:
+    value = next(fact.value for fact in finding.evidence if fact.name == name)
+    assert isinstance(value, int | float)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("strategy", "phase"),
+    [
+        ("ddp", "data"), ("ddp", "forward"), ("ddp", "optimizer"),
+        ("fsdp2", "data"), ("fsdp2", "optimizer"), ("zero3", "data"), ("zero1", "data"), ("zero1", "forward"),
+        ("single", "data"), ("single", "forward"), ("single", "optimizer"),
+    ],
+)  # fmt: skip
+def test_a_slow_phase_outside_of_the_waiting_is_named_with_its_cost(strategy: str, phase: str) -> None:
+    (found,) = findings(Lockstep(strategy, slow=slower(phase, 0.03)))
+    assert (found.rule, found.ranks, found.severity) == ("straggler", (3,), "warning")
+    assert found.subject == phase
+    assert found.confidence == "high"
+    assert number(found, "cost of each step") == pytest.approx(0.03, rel=0.15)
+    assert found.peers == (0, 1, 2, 4, 5, 6, 7)
+    assert found.plot is not None
+    assert found.plot.at == tuple(range(8))
+    cause = "slow data" if phase == "data" else "cause unknown"
+    assert found.sentence.endswith(f"each step that all 7 others wait for; {cause}")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "phase", "seconds", "subject"),
+    [
+        ("ddp", "backward", 0.06, "backward"),
+        ("fsdp2", "forward", 0.06, "forward or backward"),
+        ("fsdp2", "backward", 0.06, "forward or backward"),
+        ("zero3", "backward", 0.08, "forward, backward or optimizer"),
+        ("zero1", "optimizer", 0.08, "backward or optimizer"),
+        ("single", "backward", 0.06, "forward or backward"),
+    ],
+)
+def test_a_rank_that_is_slow_where_all_wait_is_seen_by_its_arrival(
+    strategy: str, phase: str, seconds: float, subject: str
+) -> None:
+    lost = {"forward": 0.08, "backward": 0.16, "optimizer": 0.02}[phase]
+    (found,) = findings(Lockstep(strategy, slow={(3, phase): 1 + seconds / lost}), 160)
+    assert (found.rule, found.ranks, found.subject) == ("straggler", (3,), subject)
+    assert found.confidence == "medium"
+    if strategy != "zero1":
+        assert number(found, "cost of each step") == pytest.approx(seconds, rel=0.35)
+
+
+@pytest.mark.parametrize("ranks", [8, 64, 1024])
+def test_eight_percent_are_found_in_thirty_steps(ranks: int) -> None:
+    """One rank does 8 % more work per step than the others, all of it in forward."""
+    job = Lockstep("ddp", ranks, slow=slower("forward", 0.08 * 0.28, ranks // 2 + 1), scale=2.0)
+    (found,) = findings(job, 30)
+    assert (found.rule, found.ranks, found.subject) == ("straggler", (ranks // 2 + 1,), "forward")
+    assert 6 <= float(found.short.removeprefix("slow +").removesuffix("%")) <= 10
+
+
+def test_two_slow_ranks_are_both_named_each_with_its_cause() -> None:
+    job = Lockstep("ddp", slow={**slower("data", 0.04, 2), **slower("forward", 0.03, 6)})
+    found = {finding.ranks: finding for finding in findings(job)}
+    assert sorted(found) == [(2,), (6,)]
+    assert (found[2,].subject, found[6,].subject) == ("data", "forward")
+    assert number(found[2,], "cost of each step") == pytest.approx(0.04, rel=0.15)
+
+
+def test_a_slow_node_is_one_finding() -> None:
+    slow = {(rank, "forward"): 1.4 for rank in range(8, 16)}
+    (found,) = findings(Lockstep("ddp", 32, slow=slow))
+    assert found.ranks == tuple(range(8, 16))
+    assert found.sentence.startswith("ranks 8-15 do up to ")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_among_two_or_three_it_must_be_more_and_confidence_is_low(ranks: int) -> None:
+    assert not findings(Lockstep("ddp", ranks, slow=slower("data", 0.015, 1)))
+    (found,) = findings(Lockstep("ddp", ranks, slow=slower("data", 0.05, 1)))
+    assert (found.ranks, found.confidence, found.subject) == ((1,), "low", "data")
+
+
+@pytest.mark.parametrize("strategy", list(PROGRAMS))
+def test_sound_jobs_raise_nothing(strategy: str) -> None:
+    """Forty seeds each, quiet and noisy, with lengths that vary and with spikes."""
+    kinds = (
+        {"noise": 0.02}, {"noise": 0.1}, {"lengths": 0.3}, {"spikes": 0.02},
+        {"noise": 0.15, "lengths": 0.2, "spikes": 0.01},
+    )  # fmt: skip
+    told = []
+    for seed in range(40):
+        kind = kinds[seed % len(kinds)]
+        ranks = (2, 4, 8, 8)[seed // len(kinds) % 4]
+        job = replace(Lockstep(strategy, ranks, seed=seed), **kind)  # type: ignore[arg-type]
+        told += [(seed, finding.sentence) for finding in findings(job)]
+    assert not told
+
+
+def test_a_rank_that_logs_and_saves_now_and_then_is_no_straggler() -> None:
+    late = {(0, step): 3.0 if step % 40 == 0 else 0.3 for step in range(10, 121, 10)}
+    assert not findings(Lockstep("ddp", late=late), 120)
+
+
+def test_too_few_steps_say_nothing() -> None:
+    assert not findings(Lockstep("ddp", slow=slower("forward", 0.2), scale=3.0), 10)
+
+
+def test_a_fast_rank_is_no_straggler() -> None:
+    """A rank with less work in its optimizer, as uneven shards give, waits longer for the averaged loss."""
+    assert not findings(Lockstep("single", slow={(3, "optimizer"): 0.2}))
+    assert not findings(Lockstep("ddp", slow={(3, "forward"): 0.6}))
+
+
+def test_slow_since_when() -> None:
+    job = Lockstep("ddp", slow=slower("forward", 0.1), slow_from=101)
+    (found,) = findings(job, 200)
+    assert found.step is not None
+    assert abs(found.step - 101) <= 4
+    began = 1_000.0 + job.steps[3][100][0]
+    assert found.since == pytest.approx(began, abs=2.0)
+    assert number(found, "step time before") == pytest.approx(0.29, rel=0.1)
+
+
+def test_a_job_that_is_slower_than_before_is_told_for_information() -> None:
+    (found,) = findings(Lockstep("ddp", scale_from=(150, 1.5)), 300)
+    assert (found.rule, found.ranks, found.severity, found.subject) == ("straggler", (), "info", "past")
+    assert "all ranks are slower than before" in found.sentence
+    assert found.step is not None
+    assert abs(found.step - 150) <= 6
+
+
+# -- causes --------------------------------------------------------------------------------------------------------
+
+
+def cause(**options: object) -> Finding:
+    slow = options.pop("slow", slower("forward", 0.03))
+    job = replace(Lockstep("ddp"), slow=slow, **options)  # type: ignore[arg-type]
+    found = findings(job, rule="straggler")
+    assert [finding.ranks for finding in found] == [(3,)]
+    return found[0]
+
+
+def test_clocks_that_are_held_down() -> None:
+    hot = {"throttle": ("hardware thermal slowdown",), "sm_clock": 1200}
+    found = cause(readings={3: hot})
+    assert found.subject == "throttle"
+    assert found.sentence.endswith("its clocks are held down (hardware thermal slowdown), 1200 MHz beside 1755")
+    assert found.advice.startswith("look at the cooling")
+
+
+def test_a_power_cap_counts_only_with_lower_clocks() -> None:
+    assert cause(readings={3: {"throttle": ("software power cap",)}}).subject == "forward"
+    capped = cause(readings={3: {"throttle": ("software power cap",), "sm_clock": 1600}})
+    assert capped.subject == "throttle"
+    assert "its clocks are lower (software power cap), 1600 MHz beside 1755" in capped.sentence
+
+
+def test_low_clocks_are_no_cause_of_slow_data() -> None:
+    assert cause(readings={3: {"sm_clock": 900}}, slow=slower("data", 0.03)).subject == "data"
+
+
+def test_a_degraded_link() -> None:
+    links = tuple(NvLink(link, up=True) for link in range(4))
+    good = DeviceDetail(pcie_generation=5, pcie_max_generation=5, pcie_width=16, pcie_max_width=16, nvlinks=links)
+    narrow = replace(good, pcie_width=4)
+    down = replace(good, nvlinks=(*links[:3], NvLink(3, up=False)))
+    others = dict.fromkeys(range(8), good)
+    assert cause(details={**others, 3: narrow}).sentence.endswith("its link is degraded: PCIe width 4 instead of 16")
+    assert cause(details={**others, 3: down}).sentence.endswith("its link is degraded: NVLinks up 3 instead of 4")
+    assert cause(details=others).subject == "forward"
+    # All links idle at a lower generation: that is how they save power.
+    idle = replace(good, pcie_generation=1)
+    assert cause(details=dict.fromkeys(range(8), idle)).subject == "forward"
+
+
+def test_more_tokens_explain_more_work_and_only_as_much() -> None:
+    found = cause(slow={}, tokens={3: 6144})
+    assert found.subject == "tokens"
+    assert found.sentence.endswith("it has 50 % more tokens")
+    # A tenth more tokens does not explain half as much work again.
+    assert cause(slow=slower("forward", 0.05), tokens={3: 4506}).subject == "forward"
+
+
+def test_a_starved_host() -> None:
+    assert cause(starved={3: 0.4}).sentence.endswith("its training thread waits for a CPU 40 % of the time")
+    assert cause(starved=dict.fromkeys(range(8), 0.4)).subject == "forward"
+    assert cause(starved={3: 0.4}, slow=slower("data", 0.03)).subject == "data"
+
+
+# -- tokens --------------------------------------------------------------------------------------------------------
+
+
+def tokens_told(**options: object) -> list[Finding]:
+    """Of ranks whose work does not show it: attention is not all of it, and short steps hide it."""
+    job = replace(Lockstep("ddp", 8), **options)  # type: ignore[arg-type]
+    return findings(job, rule="tokens")
+
+
+def test_more_or_fewer_tokens_are_told() -> None:
+    tiny = [
+        ("work", "data", 0.3),
+        ("work", "forward", 0.001),
+        ("start", "backward", 0.001),
+        ("finish", "backward", 0.0),
+    ]
+    program = [*tiny, ("work", "optimizer", 0.02)]
+    (found,) = tokens_told(program=program, tokens={5: 6144})
+    assert (found.ranks, found.severity, found.short, found.confidence) == ((5,), "info", "tok +50%", "high")
+    assert found.sentence == "rank 5 gets 6144 tokens per step, 50 % more than its peers (4096)"
+    (found,) = tokens_told(program=program, tokens={5: 2048})
+    assert found.short == "tok -50%"
+    (found,) = tokens_told(program=program, ranks=2, tokens={1: 6144})
+    assert (found.ranks, found.confidence) == ((1,), "low")
+    assert not tokens_told(program=program, tokens={5: 4400})
+
+
+def test_tokens_that_make_a_rank_slow_are_told_once() -> None:
+    found = findings(Lockstep("ddp", tokens={3: 6144}))
+    assert [(finding.rule, finding.subject) for finding in found] == [("straggler", "tokens")]
+
+
+# -- past ----------------------------------------------------------------------------------------------------------
+
+
+def past(*parts: tuple[int, float, int]) -> Ring:
+    """(points, step time, activations) one after the other, a point a second, a step a point."""
+    ring, at = Ring(), 0
+    for count, seconds, activations in parts:
+        for _ in range(count):
+            at += 1
+            wobble = 1 + 0.02 * (at * 7 % 5 - 2)
+            ring.append(Point(float(at), at, seconds * wobble, 1, 1, activations, 1, 1, 1.0, 1))
+    return ring
+
+
+def test_when_steps_became_slower() -> None:
+    change = slower_since(past((300, 0.31, 5), (200, 0.47, 5)))
+    assert change is not None
+    assert abs(change.step - 301) <= 3
+    assert (change.before, change.after) == (pytest.approx(0.31, rel=0.03), pytest.approx(0.47, rel=0.03))
+    assert change.activations == 1.0
+    assert slower_since(past((500, 0.31, 5))) is None
+    assert slower_since(past((300, 0.47, 5), (200, 0.31, 5))) is None
+    assert slower_since(past((300, 0.31, 5), (5, 3.0, 5))) is None
+    assert slower_since(past((4, 0.31, 5), (4, 0.9, 5))) is None
+    assert slower_since(None) is None
+    longer = slower_since(past((300, 0.31, 5), (200, 0.47, 8)))
+    assert longer is not None
+    assert longer.activations == pytest.approx(1.6)
