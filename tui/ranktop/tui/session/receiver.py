@@ -35,7 +35,7 @@ ASK_WAIT: Final = 1.0
 LOST_AFTER: Final = 2.0
 """Seconds that an answer may be overdue before the connection is made anew."""
 
-_AT_ONCE: Final = 8
+_AT_ONCE: Final = 3
 """Batches taken in one drain, so that a screen gets its turn while a long snapshot arrives."""
 
 
