@@ -74,13 +74,13 @@ def _kind(group: Sequence[Finding], snapshot: Snapshot, boxes: dict[int, RankVie
         if finding.severity != "info" and finding.advice and finding.advice != advised:
             advised = finding.advice
             lines.append(f"{MORE}{plain(finding.advice)}")
-        facts = _facts(finding) if finding.severity == "critical" else ""
+        here = [rank for rank in finding.ranks if finding.rule == "oom" and rank in boxes and rank not in told]
+        facts = _facts(finding) if finding.severity == "critical" and not here else ""
         if facts:
             lines.append(f"{MORE}{facts}")
-        for rank in finding.ranks if finding.rule == "oom" else ():
-            if rank in boxes and rank not in told and len(told) < MOST_BOXES:
-                lines += box_lines(boxes[rank], snapshot.now)
-                told.add(rank)
+        for rank in here[: MOST_BOXES - len(told)]:
+            lines += box_lines(boxes[rank], snapshot.now)
+            told.add(rank)
     rest = group[MOST_ALIKE:]
     if rest:
         ranks = sorted({rank for finding in rest for rank in finding.ranks})
