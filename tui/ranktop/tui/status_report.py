@@ -75,10 +75,11 @@ def _kind(group: Sequence[Finding], snapshot: Snapshot, boxes: dict[int, RankVie
             advised = finding.advice
             lines.append(f"{MORE}{plain(finding.advice)}")
         here = [rank for rank in finding.ranks if finding.rule == "oom" and rank in boxes and rank not in told]
+        here = here[: MOST_BOXES - len(told)]
         facts = _facts(finding) if finding.severity == "critical" and not here else ""
         if facts:
             lines.append(f"{MORE}{facts}")
-        for rank in here[: MOST_BOXES - len(told)]:
+        for rank in here:
             lines += box_lines(boxes[rank], snapshot.now)
             told.add(rank)
     rest = group[MOST_ALIKE:]
