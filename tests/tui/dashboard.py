@@ -14,6 +14,7 @@ from textual.pilot import Pilot
 from ranktop.tui.app import RanktopApp
 from ranktop.tui.screens.live import LiveScreen
 from ranktop.tui.screens.ranks import RanksScreen
+from ranktop.tui.view.options import Options
 
 STYLE_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-*/=<>?!"
 
@@ -32,6 +33,12 @@ class Dashboard:
         screen = self.app.screen
         assert isinstance(screen, RanksScreen)
         return screen
+
+    def ranks_options(self) -> Options:
+        """Return the choices that all screens of the stack share."""
+        screen = self.app.screen
+        assert isinstance(screen, LiveScreen)
+        return screen.options
 
     async def after(self, seconds: float) -> None:
         """Let time pass, take what the source has by then, draw."""

@@ -26,6 +26,7 @@ from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.source import Link, Received, Reset
 from ranktop.wire.schema import (
     Body,
+    Box,
     Card,
     Cost,
     Device,
@@ -36,6 +37,7 @@ from ranktop.wire.schema import (
     Mark,
     Point,
     Sample,
+    Stack,
     Table,
     Versions,
 )
@@ -150,6 +152,8 @@ class FakeJob:
     allocator_changes: dict[int, dict[str, Any]] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     """What the dashboard's rules are made to say (``fake_findings``)."""
+    boxes: dict[int, Box] = field(default_factory=dict)
+    stacks: dict[int, Stack] = field(default_factory=dict)
 
     def card(self, rank: int) -> Card:
         plan = replace(self.plan, layout=replace(self.plan.layout, shard_rank=rank % max(1, self.plan.layout.shard)))
@@ -266,6 +270,7 @@ class FakeSource:
         self.closed = False
         self._number = 0
         self._told: set[int] = set()
+        self._left: set[tuple[str, int]] = set()
 
     def message(self, rank: int, body: Body, kind: str, age: float = 0.0, restart: int = 0) -> Received:
         self._number += 1
@@ -292,6 +297,14 @@ class FakeSource:
                 if rank not in script.absent | script.silent | self._told:
                     out.append(self.message(rank, script.sample(rank, second), "sample", age))
         self.sent = elapsed
+        for rank, box in script.boxes.items():
+            if ("box", rank) not in self._left:
+                self._left.add(("box", rank))
+                out.append(self.message(rank, box, "box"))
+        for rank, stack in script.stacks.items():
+            if ("stack", rank) not in self._left:
+                self._left.add(("stack", rank))
+                out.append(self.message(rank, stack, "stack"))
         for rank, end in script.ends.items():
             if rank not in self._told:
                 self._told.add(rank)

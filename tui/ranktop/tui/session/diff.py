@@ -23,6 +23,9 @@ LEAST_BYTES: Final = 8 * MIB
 LEAST_SHARE: Final = 0.01
 """Bytes of a category differ by at least these: MiB, share of what the process holds."""
 
+LEAST_SHARE_OF_CACHE: Final = 0.05
+"""The same for the allocator's cache, which depends on the order of what was freed."""
+
 LEAST_SECONDS: Final = 0.001
 STEP_SHARE: Final = 0.02
 """Phases differ by at least these: seconds, share of the step."""
@@ -163,7 +166,8 @@ def _memory(left: RankView, right: RankView) -> Iterator[Difference]:
         if a is None or b is None:
             yield Difference("memory", name, a, b, "B")
             continue
-        if abs(a - b) > max(LEAST_BYTES, LEAST_SHARE * held, _unrest(left, name) + _unrest(right, name)) and not (
+        share = LEAST_SHARE_OF_CACHE if name == "cache" else LEAST_SHARE
+        if abs(a - b) > max(LEAST_BYTES, share * held, _unrest(left, name) + _unrest(right, name)) and not (
             name in BUDGETED and _meant(left, right, name)
         ):
             yield Difference("memory", name, a, b, "B")

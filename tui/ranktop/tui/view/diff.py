@@ -77,7 +77,7 @@ def diff_lines(
 def _widths(width: int) -> tuple[int, int]:
     """Return the cells of a name and of each rank's value; the rest is the difference's."""
     name = min(NAME, max(10, width // 4))
-    return name, max(6, min(36, (width - name - 14) // 2))
+    return name, max(6, min(36, (width - name - 21) // 2))
 
 
 def _names(left: RankView, right: RankView, pair: Pair, options: Options, width: int) -> Line:
@@ -86,7 +86,13 @@ def _names(left: RankView, right: RankView, pair: Pair, options: Options, width:
     spans: list[Span] = [(" " * (name + 1), "panel")]
     for view, more in ((left, ""), (right, typical)):
         where = "" if view.card is None else f" {options.glyphs.dot} {plain(view.card.node)} {device_name(view)}"
-        forms = (f"rank {view.rank}{where}{more}", f"rank {view.rank}{more}", f"rank {view.rank}")
+        brief = ", typical" if more else ""
+        forms = (
+            f"rank {view.rank}{where}{more}",
+            f"rank {view.rank}{more}",
+            f"rank {view.rank}{brief}",
+            f"rank {view.rank}",
+        )
         text = next((form for form in forms if len(form) <= each), forms[-1])
         spans += [(fit(text, each), "panel bold"), (" ", "panel")]
     spans.append(("difference", "panel dim"))

@@ -20,7 +20,7 @@ from ranktop.tui.view.imbalance_zoom import zoom_lines
 from ranktop.tui.view.layout import scrolled
 from ranktop.tui.view.metrics import METRICS, Field, field_of
 from ranktop.tui.view.options import Options
-from ranktop.tui.view.text import Glyphs, Line, Span, fit, merge, pad, plain
+from ranktop.tui.view.text import Glyphs, Line, Span, first_that_fits, fit, length, merge, pad, plain
 
 HINTS: Final = (
     ("m", "metric"), ("↑↓←→", "rank"), ("n", "next !"), ("enter", "zoom"), ("esc", "back"), ("?", "help"),
@@ -80,7 +80,8 @@ def imbalance_lines(
     found = grid.field(snapshot)
     grave = _grave(snapshot)
     words = Words.of(found)
-    head = [title_line("imbalance", snapshot, link, options, width)] if height > 2 else []
+    title = f"imbalance by {grid.axes.down} and {grid.axes.across}" if width >= 110 else "imbalance"
+    head = [title_line(title, snapshot, link, options, width)] if height > 2 else []
     if height > 6:
         head.append(metric_tabs(grid.metric, options, width))
     below = _below(snapshot, found, words, grave, grid, options, width, height)
@@ -152,7 +153,7 @@ def _heading(axes: Axes, folded: Folded, width: int) -> Line:
     first = next((row.first for row in folded.rows if row.ranks), 0)
     for block in range(folded.blocks):
         if folded.label:
-            spans.append((fit(axes.down if folded.label >= 4 else "", folded.label, ">") + " ", "label"))
+            spans.append((fit(axes.down if len(axes.down) <= folded.label else "", folded.label, ">") + " ", "label"))
         if folded.cell > 1 and folded.columns < 10 ** (folded.cell - 1):
             numbers = "".join(fit(f"{first + at} ", folded.cell, ">") for at in range(folded.columns))
         else:
@@ -249,5 +250,6 @@ def _selected(view: RankView, found: Field, words: Words, options: Options, widt
         left.append((f"{found.metric.title} not known{state}", "panel dim"))
     else:
         left.append((f"{found.metric.title} {words.full(value)}", "panel bold"))
-        left.append((f"  {words.away(found, view.rank)}", "panel"))
+        room = width - length(left) - 2
+        left.append((f"  {first_that_fits(words.away(found, view.rank), room)}", "panel"))
     return pad(left, width, "panel")

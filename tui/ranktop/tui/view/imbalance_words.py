@@ -64,17 +64,22 @@ class Words:
             return f"{sign}{value_words(abs(away), 's')}"
         return f"{sign}{count(round(abs(away)))} {self.name}"
 
-    def away(self, found: Field, rank: int) -> str:
-        """Say how far a rank is from its peers."""
+    def away(self, found: Field, rank: int) -> tuple[str, ...]:
+        """Say how far a rank is from its peers, the longest form first."""
         away, middle = found.away(rank), found.middles.get(rank)
         if away is None or middle is None:
-            return "no peer to compare with"
+            return ("no peer to compare with", "no peer")
         if found.metric.key == "difference":
-            return "measured - expected, at its peak"
+            return ("measured - expected, at its peak",)
         if found.metric.key == "arrival":
-            return "of the time others wait for it"
+            return ("of the time others wait for it more than for its peers", "of the time others wait for it")
         share = f" ({away / middle:+.0%})" if middle and abs(away / middle) < 100 else ""
-        return f"{self.difference(away)}{share} from the median of its peers, {self.full(middle)}"
+        there = self.difference(away)
+        return (
+            f"{there}{share} from the median of its peers, {self.full(middle)}",
+            f"{there}{share}, its peers {self.full(middle)}",
+            f"{there}{share}", there,
+        )  # fmt: skip
 
 
 def metric_tabs(chosen: int, options: Options, width: int) -> Line:
@@ -112,7 +117,7 @@ def scale_lines(
     said: list[Span] = [(" ", "")]
     for name, value, who in facts:
         said += [(f"{name} ", "label"), (words.full(value), "number"), (f" {who}" if who else "", "dim"), ("   ", "")]
-    if length(said) > width:
+    if length(said) + length(_shape_spans(shapes)) > width:
         said = [(f" {words.short(found.values[first])} to {words.full(found.values[last])}", "number")]
     return [beside(spans, [(f"{_ringed(ringed)} ", "label")], width), beside(said, _shape_spans(shapes), width)]
 

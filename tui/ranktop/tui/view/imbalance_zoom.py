@@ -21,6 +21,12 @@ BAR: Final = 30
 """Cells of the bar that shows distances, at most; an odd number is drawn."""
 
 
+LEAD: Final = 68
+"""Cells before it."""
+STATE: Final = 16
+"""Cells of the state, which goes before the bar."""
+
+
 def zoom_lines(
     snapshot: Snapshot, ranks: Sequence[int], found: Field, words: Words, grave: Mapping[int, Finding], top: int,
     options: Options, size: tuple[int, int],
@@ -32,7 +38,7 @@ def zoom_lines(
     width, room = size
     views = [view for rank in ranks if (view := snapshot.rank(rank)) is not None]
     unit = f"{found.metric.title} {words.name}"
-    bar = max(0, min(BAR, width - 62)) // 2 * 2
+    bar = max(0, min(BAR, width - LEAD - STATE)) // 2 * 2
     titles = f"  {'rank':>5}  {'node, device':<22} {fit(unit, 18, '>')} {'from peers':>13}  "
     lines = [pad([(titles, "label")], width)]
     at = next((number for number, view in enumerate(views) if view.rank == options.selected), 0)

@@ -255,7 +255,9 @@ def _where(box: Box, width: int) -> list[Line]:
     allocator = box.allocator
     counters = [f"{human(allocator.inactive_split)} inactive in split blocks"] if allocator.inactive_split else []
     counters += [f"{count(allocator.retries)} retries"] if allocator.retries else []
-    counters += [f"{count(allocator.ooms)} times out of memory"] if allocator.ooms else []
+    counters += (
+        [f"out of memory {count(allocator.ooms)} time{'' if allocator.ooms == 1 else 's'}"] if allocator.ooms else []
+    )
     if counters:
         lines += _told("allocator", ", ".join(counters), "text", width)
     if box.calls:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from textwrap import wrap
 
@@ -11,7 +12,8 @@ from ranktop.wire.schema import Call, Stack
 
 def stack_lines(title: str, stack: Stack, width: int) -> list[Line]:
     """Write where a training thread stands, with how long it had waited then."""
-    said = f" {title} (taken {duration(stack.waited)} after its last step)"
+    after = f" (taken {duration(stack.waited)} after its last step)" if math.isfinite(stack.waited) else ""
+    said = f" {title}{after}"
     lines = [pad([(fit(said, width), "label bold")], width)]
     if not stack.calls:
         reason = plain(stack.reason) or "no call is known"
