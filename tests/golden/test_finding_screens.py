@@ -11,8 +11,8 @@ from dashboard import dashboard
 from fake_findings import all_kinds, many, pause, usual_findings
 from fake_gpu_jobs import hung_job, oom_job, staged_job
 from fake_job import FakeJob, fsdp_job
+from golden_screens import compare, picture
 from msgspec import structs
-from test_screens import compare, picture
 
 from ranktop.wire.schema import Job
 

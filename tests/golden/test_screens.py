@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from dashboard import dashboard
 from fake_gpu_jobs import mig_job, stray_job
 from fake_job import GIB, FakeJob, fsdp_job, host_job
+from golden_screens import compare, picture
 
 from ranktop.probes.reading import NvLink
-
-SCREENS = Path(__file__).parent / "screens"
-UPDATE = os.environ.get("RANKTOP_UPDATE_GOLDEN") == "1"
-
-
-def compare(name: str, text: str) -> None:
-    path = SCREENS / f"{name}.txt"
-    if UPDATE:
-        path.write_text(text, encoding="utf-8")
-    assert path.exists(), f"{path.name} is missing: run once with RANKTOP_UPDATE_GOLDEN=1"
-    assert text.splitlines() == path.read_text(encoding="utf-8").splitlines()
-
-
-async def picture(job: FakeJob, size: tuple[int, int], *keys: str, theme: str = "dark", ascii: bool = False) -> str:
-    async with dashboard(job, size, theme, ascii=ascii) as run:
-        await run.press(*keys)
-        await run.after(4.0)
-        return run.painted()
 
 
 @pytest.fixture(autouse=True)
