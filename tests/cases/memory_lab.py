@@ -76,20 +76,22 @@ def small() -> Inventory:
     return small_gpt()
 
 
-_tables: dict[str, dict[str, Held]] = {}
+_tables: dict[tuple[int, int, bool], tuple[Inventory, Plan, dict[str, Held]]] = {}
+"""By identity, so that the objects are kept."""
 
 
 def expected(inventory: Inventory, plan: Plan, first: bool = False) -> dict[str, Held]:
     """Return moment -> category -> bytes by the budget; 0 where it does not know."""
-    key = str((id(inventory), plan, first))
-    found = _tables.get(key)
-    if found is None:
+    key = (id(inventory), id(plan), first)
+    known = _tables.get(key)
+    if known is None:
         budget = live_budget(inventory, plan, "LlamaForCausalLM", first_step=first)
-        found = _tables[key] = {
+        table = {
             moment: {name: amount.bytes or 0 for name, amount in budget.at(moment).items() if name in TENSORS}
             for moment in MOMENTS
         }
-    return found
+        known = _tables[key] = (inventory, plan, table)
+    return known[2]
 
 
 @dataclass
@@ -131,6 +133,7 @@ class Lab:
         self.inventory = self.inventory or llama()
         self.step = self.first_step - 1
         self._number = 0
+        self._own: dict[int, Plan] = {}
         spread = (0.02, 0.02) if self.host else (0.5, 0.05)
         self._cache = [int((1.2 + spread[0] * self.rng.random()) * GIB) >> (5 if self.host else 0) for _ in self.each()]
         self._runtime = [int(self.runtime * (1 + spread[1] * self.rng.random())) for _ in self.each()]
@@ -142,7 +145,12 @@ class Lab:
         return range(self.ranks)
 
     def own(self, rank: int) -> Plan:
-        """Return a rank's plan."""
+        """Return a rank's plan, always the same object."""
+        if rank not in self._own:
+            self._own[rank] = self._place(rank)
+        return self._own[rank]
+
+    def _place(self, rank: int) -> Plan:
         assert self.plan is not None
         if self.place is not None:
             return self.place(rank, self.plan)

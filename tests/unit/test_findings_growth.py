@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_job import H100
-from memory_lab import ALIVE, GIB, MIB, Change, Lab, ddp_plan, gpt
+from fake_job import GIB, H100, MIB
+from memory_lab import ALIVE, Change, Lab, ddp_plan, gpt
 
 from ranktop.tui.session.findings.trend import theil_sen, trend
 from ranktop.wire.schema import History, Point
@@ -24,9 +24,13 @@ def test_a_leak_is_found_with_its_rate_and_when_the_device_is_full() -> None:
     lab = Lab(changes=[leak(2, 4 * MIB)]).run(50)
     (found,) = lab.found("growth")
     assert (found.ranks, found.subject, found.severity) == ((2,), "activations", "warning")
-    assert found.sentence.startswith("rank 2 keeps 4.0 MiB more after every step (activations; 156.0 MiB since step 11)")
+    told = "rank 2 keeps 4.0 MiB more after every step (activations; 156.0 MiB since step 11)"
+    assert found.sentence.startswith(told)
     left = next(one.value for one in found.evidence if one.name == "steps until the memory is full")
-    free = min(memory.free + memory.cache for memory in lab.snapshot().ranks[2].sample.table.moments.values())
+    sample = lab.snapshot().ranks[2].sample
+    assert sample is not None
+    assert sample.table is not None
+    free = min((memory.free or 0) + (memory.cache or 0) for memory in sample.table.moments.values())
     assert left == free // (4 * MIB)
     assert f"its device is full in {left:,} steps" in found.sentence
     assert found.step == 11

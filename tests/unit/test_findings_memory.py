@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
-from memory_lab import ALIVE, GIB, MIB, MOMENTS, Lab, add, ddp_plan, fsdp_plan, gpt
+from fake_job import GIB, MIB
+from memory_lab import ALIVE, Held, Lab, add, ddp_plan, fsdp_plan, gpt
 
 from ranktop.budget.plan import Layout, Plan
+from ranktop.budget.terms import MOMENTS, Memory
 from ranktop.tui.session.findings.finding import Finding
+from ranktop.wire.schema import Sample
 
 
 def evidence(finding: Finding) -> dict[str, object]:
@@ -157,17 +161,15 @@ def test_lengths_that_vary_and_are_not_known_are_no_finding(ranks: int) -> None:
         return 1024 + (rank * 7919 + step * 104729) % 7000
 
     class Silent(Lab):
-        def sample(self, rank: int):  # type: ignore[no-untyped-def]
-            return _without_tokens(super().sample(rank))
+        def sample(self, rank: int) -> Sample:
+            return without_tokens(super().sample(rank))
 
     lab = Silent(ranks, fsdp_plan(ranks), tokens=tokens)
     for _ in range(40):
         assert lab.run(1).found() == []
 
 
-def _without_tokens(sample):  # type: ignore[no-untyped-def]
-    import msgspec
-
+def without_tokens(sample: Sample) -> Sample:
     return msgspec.structs.replace(sample, steps=tuple(replace(one, tokens=None) for one in sample.steps))
 
 
@@ -207,7 +209,7 @@ def test_hosts_have_other_floors() -> None:
 
 def test_unknown_categories_are_skipped() -> None:
     class Unknown(Lab):
-        def memory(self, rank, table, most, cache):  # type: ignore[no-untyped-def]
+        def memory(self, rank: int, table: Held, most: int, cache: int) -> Memory:
             return replace(super().memory(rank, table, most, cache), runtime=None, free=None, activations=None)
 
     lab = Unknown(changes=[add(3, "parameters", 3 * GIB)]).run(10)

@@ -71,7 +71,9 @@ def column(windows: Windows, moment: str, category: str, value: Value, others: i
     usual = [one for rank, one in middles.items() if rank != others]
     middle = median(usual)
     spread = median([abs(one - middle) for one in usual]) if len(usual) > 3 else 0.0
-    return Column(moment, category, middles, middle, NORMAL * max(spread, median(noises) if noises else 0.0), value)
+    # Where only some ranks have more than one step, the spread over the ranks holds that over the steps.
+    noise = median(noises) if 2 * len(noises) >= len(middles) else 0.0
+    return Column(moment, category, middles, middle, NORMAL * max(spread, noise), value)
 
 
 def plain(moment: str, category: str) -> Value:

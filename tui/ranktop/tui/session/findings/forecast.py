@@ -57,8 +57,9 @@ class Coming:
 
 
 def _first_steps(scene: Scene) -> Iterator[Finding]:
-    devices: dict[tuple[str, int], list[Coming]] = defaultdict(list)
+    hosts: dict[str, list[Coming]] = defaultdict(list)
     for group in scene.groups:
+        own: list[Coming] = []
         if not any(_due(view) for view in group.members):
             continue
         budget, assumed = _with_optimizer(group.members[0])
@@ -66,12 +67,14 @@ def _first_steps(scene: Scene) -> Iterator[Finding]:
             one = _coming(view, budget, assumed)
             if one is not None and view.card is not None:
                 # Ranks of a node share its memory where that is the host's.
-                devices[view.card.node, -1 if shares_host(view) else view.rank].append(one)
-    for coming in devices.values():
-        needs, free = sum(one.needs for one in coming), min(one.free for one in coming)
-        spare = sum(one.spare for one in coming)
-        if needs > free + spare:
-            yield _first_step(coming, needs, free + spare)
+                (hosts[view.card.node] if shares_host(view) else own).append(one)
+        short = [one for one in own if one.needs > one.free + one.spare]
+        if short:
+            worst = max(short, key=lambda one: one.needs - one.free - one.spare)
+            yield _first_step(short, [worst], " each" * (len(short) > 1))
+    for coming in hosts.values():
+        if sum(one.needs for one in coming) > min(one.free for one in coming) + sum(one.spare for one in coming):
+            yield _first_step(coming, coming, " together" * (len(coming) > 1))
 
 
 def _due(view: RankView) -> bool:
@@ -110,8 +113,11 @@ def _bytes(table: Mapping[str, Amount], category: str) -> int:
     return 0 if amount is None else amount.bytes or 0
 
 
-def _first_step(coming: list[Coming], needs: int, free: int) -> Finding:
-    ranks = tuple(sorted(one.view.rank for one in coming))
+def _first_step(all_of: list[Coming], coming: list[Coming], each: str) -> Finding:
+    """Tell of the ranks ``all_of`` by the numbers of those in ``coming``, which share a device."""
+    needs = sum(one.needs for one in coming)
+    free = min(one.free for one in coming) + sum(one.spare for one in coming)
+    ranks = tuple(sorted(one.view.rank for one in all_of))
     assumed = coming[0].assumed
     doubt = f" if its optimizer is {UNKNOWN}" if assumed else ""
     sums = [
@@ -123,7 +129,7 @@ def _first_step(coming: list[Coming], needs: int, free: int) -> Finding:
         rule="forecast", severity="warning" if assumed else "critical", ranks=ranks, subject="first step",
         short="won't fit",
         sentence=f"{ranks_words(ranks)} will not fit at the first optimizer step{doubt}: "
-        f"needs {sized(needs)}, {sized(free)} free",
+        f"needs {sized(needs)}{each}, {sized(free)} free",
         evidence=(Evidence("needed", needs, "B"), Evidence("free by then", free, "B"), *sums),
         advice="The optimizer makes its state in its first step. Shard it (ZeRO-1, FSDP), or use one with less state "
         "(8-bit AdamW, SGD); a smaller batch does not help here.",
@@ -153,7 +159,7 @@ def _more(peak: Memory, longer: float) -> int | None:
 
 
 def _room(memory: Memory) -> int | None:
-    return None if memory.free is None else memory.free + (memory.cache or 0)
+    return None if memory.free is None or memory.free < 0 else memory.free + (memory.cache or 0)
 
 
 def _too_long(view: RankView, most: int, own: int, needs: int, free: int) -> Finding:
