@@ -267,3 +267,33 @@ def test_what_is_kept_for_ever_may_not_be_large() -> None:
         with pytest.raises(BadMessage, match="too large"):
             rank.say(body)
     assert kinds(list(state.snapshot())) == ["card 0"]
+
+
+def test_a_thinned_history_stands_where_its_seconds_were() -> None:
+    state = state_of_hub(1024)
+    rank = Rank(state)
+    rank.card()
+    for second in range(101):
+        rank.sample(step=second, t=float(second))
+    ring = late_viewer(state, 103.0).snapshot(copy_history=True).ranks[0].history
+    assert ring is not None
+    times = ring.column("t")
+    assert times == sorted(times)
+    assert times[0] == 0.0
+    assert times == pytest.approx(ring.column("step"), abs=0.01), "each second has its own step"
+    assert len(times) == len({round(t) for t in times}) > 40
+
+
+def test_a_process_that_took_over_without_a_restart_being_counted_has_a_former_life_as_well() -> None:
+    state = state_of_hub()
+    old, new = Rank(state, pid=100), Rank(state, pid=200)
+    for rank, began in ((old, 0.0), (new, 10.0)):
+        rank.card(t=began)
+        rank.say(step_sample(3), t=began + 1)
+        if rank is old:
+            rank.say(End(rank=0, how="signal", code=15, detail="SIGTERM"), t=began + 2)
+    view = late_viewer(state, 12.0).snapshot().ranks[0]
+    assert view.former is not None
+    assert (view.restart, view.former.detail, view.end, view.state) == (0, "SIGTERM", None, "ok")
+    assert [step.index for step in view.steps] == [2, 3]
+    assert not view.marks
