@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 from device_view import playing
-from fake_job import FakeClock, FakeSource, Spec, fsdp_job, host_job
+from fake_job import FakeClock, FakeSource, fsdp_job, host_job
 
 from ranktop.budget.terms import MOMENTS, Amount, Budget, Memory
 from ranktop.probes.reading import DeviceReading, StepTimes
 from ranktop.tui.session.expected import difference, expected, peak_moment, steady
-from ranktop.tui.session.peers import outliers
-from ranktop.tui.session.rank import RankView, end_state
+from ranktop.tui.session.rank import end_state
 from ranktop.tui.session.rings import Ring
 from ranktop.tui.session.source import Received, Reset
 from ranktop.tui.session.state import Session
@@ -321,23 +320,15 @@ def test_budget_arithmetic_is_sliced_and_catches_up() -> None:
     assert done[-1] == 8
 
 
-def test_outliers_name_rank_and_category() -> None:
-    session, _, _ = playing(fsdp_job())
-    views = {view.rank: (view, view.memory("backward_start") or Memory()) for view in session.snapshot().ranks}
-    found = outliers(views)
-    assert {rank: outlier.category for rank, outlier in found.items()} == {3: "activations", 6: "runtime"}
-    assert found[3].ratio == pytest.approx(0.376, abs=0.005)
-    assert found[3].difference == pytest.approx(11.15 * GIB, rel=0.02)
-
-
-def test_two_ranks_have_no_outlier_and_neither_have_even_ones() -> None:
-    spec = Spec((1, 1, 2), 10 * GIB, 0, 0, GIB, 0, 80 * GIB)
-    job = fsdp_job(2)
-    job.specs = {0: spec, 1: replace(spec, activations=20 * GIB)}
-    views = {view.rank: (view, view.memory("peak") or Memory()) for view in playing(job)[0].snapshot().ranks}
-    assert outliers(views) == {}
-    even = {rank: (RankView(rank=rank, state="ok", age=0.0), Memory(activations=GIB + rank)) for rank in range(8)}
-    assert outliers(even) == {}
+def test_findings_name_rank_and_category() -> None:
+    session, source, clock = playing(fsdp_job())
+    for _ in range(12):
+        clock.advance(1.0)
+        session.feed(source.drain())
+    told = {(one.rule, one.ranks, one.subject): one.short for one in session.snapshot().findings}
+    assert told["memory", (3,), "activations"] == "act +38%"
+    assert told["memory", (6,), "runtime"] == "runtime +6.0G"
+    assert {rule for rule, _, _ in told} == {"memory"}
 
 
 def test_a_snapshot_with_copied_history_stands_still() -> None:
