@@ -121,6 +121,9 @@ def test_a_look_that_is_dear_is_not_made_at_every_reading(
     assert {(reading.allocated, reading.reserved) for reading in readings} == {(8, 9)}
     assert probe.quick() == (8, 9)
     assert len(seen) == looks + 1
+    probe.look_again()
+    assert probe.read().allocated == 8
+    assert len(seen) == looks + 2
 
 
 def test_a_c_library_without_counters_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

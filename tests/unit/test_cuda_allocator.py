@@ -250,6 +250,9 @@ def test_a_snapshot_is_taken_again_only_after_a_pause(
     # 20 ms of CPU time are a thousandth of 20 s.
     assert seen[:4] == [(52 * MIB, 1)] * 4
     assert seen[-1] == (52 * MIB, 2)
+    torch.stats[0]["active"] = recorded.pools(10_000)  # More blocks than are looked through while a script runs.
+    probe.look_again()
+    assert (on_a_thread(probe.read).largest_free, torch.snapshots) == (52 * MIB, 3)
 
 
 def test_a_cheap_snapshot_is_taken_every_ten_seconds(
