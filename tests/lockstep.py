@@ -101,6 +101,8 @@ class Lockstep:
     details: dict[int, DeviceDetail] = field(default_factory=dict)
     starved: dict[int, float] = field(default_factory=dict)
     program: list[Operation] = field(default_factory=list)
+    caught: bool = True
+    """Samples tell the phase."""
     scale: float = 1.0
     """Factor of all work."""
     scale_from: tuple[int, float] = (1 << 60, 1.0)
@@ -111,6 +113,8 @@ class Lockstep:
         self.program = self.program or PROGRAMS[self.strategy]()
         self.times = [0.0] * self.ranks
         self.entered: list[list[float]] = [[] for _ in range(self.ranks)]
+        self.phases: list[list[tuple[float, str]]] = [[] for _ in range(self.ranks)]
+        """When each rank enters which phase."""
         self.steps: list[list[tuple[float, StepTimes]]] = [[] for _ in range(self.ranks)]
         self.done = 0
 
@@ -138,6 +142,8 @@ class Lockstep:
         pending = 0.0
         for kind, phase, seconds in self.program:
             before = list(self.times)
+            for rank, time in enumerate(self.times):
+                self.phases[rank].append((time, phase))
             if kind == "work":
                 for rank in range(self.ranks):
                     self.times[rank] += self._work(rank, phase, seconds, lengths[rank])
@@ -179,6 +185,12 @@ class Lockstep:
     def position(self, rank: int, at: float) -> int:
         return bisect_right(self.entered[rank], at)
 
+    def phase(self, rank: int, at: float) -> str:
+        if not self.caught:
+            return ""
+        index = bisect_right(self.phases[rank], at, key=lambda one: one[0])
+        return self.phases[rank][index - 1][1] if index else ""
+
     def samples(self, rank: int, until: float, interval: float = 1.0) -> list[tuple[float, Sample]]:
         """The samples of one rank, each with the time at which it was taken."""
         out: list[tuple[float, Sample]] = []
@@ -208,7 +220,7 @@ class Lockstep:
         reading |= self.readings.get(rank, {})
         return Sample(
             rank=rank, uptime=at, step=count, step_age=at - ends[count - 1] if count else None, steps=tuple(steps),
-            device=DeviceReading(**reading), phase="backward",  # type: ignore[arg-type]
+            device=DeviceReading(**reading), phase=self.phase(rank, at),  # type: ignore[arg-type]
             collectives=Collectives((GroupPosition("0", "default", self.ranks, position, position - 1),)),
             looks=tuple(looks), starved=self.starved.get(rank, 0.01),
         )  # fmt: skip

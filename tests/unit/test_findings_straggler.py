@@ -58,25 +58,26 @@ def test_a_slow_phase_outside_of_the_waiting_is_named_with_its_cost(strategy: st
 
 
 @pytest.mark.parametrize(
-    ("strategy", "phase", "seconds", "subject"),
+    ("strategy", "phase", "seconds"),
     [
-        ("ddp", "backward", 0.06, "backward"),
-        ("fsdp2", "forward", 0.06, "forward or backward"),
-        ("fsdp2", "backward", 0.06, "forward or backward"),
-        ("zero3", "backward", 0.08, "forward, backward or optimizer"),
-        ("zero1", "optimizer", 0.08, "backward or optimizer"),
-        ("single", "backward", 0.06, "forward or backward"),
+        ("ddp", "backward", 0.06), ("fsdp2", "forward", 0.06), ("fsdp2", "backward", 0.06), ("zero3", "forward", 0.08),
+        ("zero3", "backward", 0.08), ("zero3", "optimizer", 0.08), ("zero1", "optimizer", 0.08),
+        ("single", "backward", 0.06),
     ],
-)
-def test_a_rank_that_is_slow_where_all_wait_is_seen_by_its_arrival(
-    strategy: str, phase: str, seconds: float, subject: str
-) -> None:
-    lost = {"forward": 0.08, "backward": 0.16, "optimizer": 0.02}[phase]
-    (found,) = findings(Lockstep(strategy, slow={(3, phase): 1 + seconds / lost}), 160)
-    assert (found.rule, found.ranks, found.subject) == ("straggler", (3,), subject)
+)  # fmt: skip
+def test_a_rank_that_is_slow_where_all_wait_is_seen_by_its_arrival(strategy: str, phase: str, seconds: float) -> None:
+    """Its phases take as long as the others'; in which it is behind is told by what its samples caught it in."""
+    (found,) = findings(Lockstep(strategy, slow=slower(phase, seconds)), 180)
+    assert (found.rule, found.ranks, found.subject) == ("straggler", (3,), phase)
     assert found.confidence == "medium"
-    if strategy != "zero1":
-        assert number(found, "cost of each step") == pytest.approx(seconds, rel=0.35)
+    assert number(found, "cost of each step") == pytest.approx(seconds, rel=0.5)
+
+
+def test_where_samples_do_not_tell_the_phase_all_that_it_may_be_are_named() -> None:
+    job = Lockstep("fsdp2", slow=slower("forward", 0.06))
+    job.caught = False
+    (found,) = findings(job, 180)
+    assert found.subject == "forward or backward"
 
 
 @pytest.mark.parametrize("ranks", [8, 64, 1024])

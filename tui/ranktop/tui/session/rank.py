@@ -24,6 +24,9 @@ RECENT_STEPS: Final = 64
 LOOKS_KEPT: Final = 240
 """Looks at the collectives kept per rank: a minute."""
 
+GLIMPSES_KEPT: Final = 60
+"""Samples of which phase and positions are kept."""
+
 MARKS_KEPT: Final = 20
 
 GONE: Final = frozenset({"ended", "failed", "killed", "vanished"})
@@ -44,6 +47,17 @@ class Standing:
     known: bool
     """False when it differed already in the first table that was seen: it may be older."""
     sign: int
+
+
+@dataclass(frozen=True, slots=True)
+class Glimpse:
+    """What a rank was in when a sample was taken."""
+
+    step: int
+    """Steps finished."""
+    phase: str
+    positions: tuple[int | None, ...]
+    """``enqueued`` of each of its process groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +108,8 @@ class RankView:
     """Memory of the last steps that were read, oldest first."""
     looks: Sequence[Look] = ()
     """The last looks at the collectives, oldest first."""
+    glimpses: Sequence[Glimpse] = ()
+    """Of the last samples, oldest first."""
     stack: Stack | None = None
     """Where its training thread was when a step took much too long; None once a newer step is finished."""
     stack_at: float | None = None
@@ -170,6 +186,7 @@ class RankState:
         """When detail and allocator reached the hub."""
         self.footprints: deque[Footprint] = deque(maxlen=footprints)
         self.looks: deque[Look] = deque(maxlen=LOOKS_KEPT)
+        self.glimpses: deque[Glimpse] = deque(maxlen=GLIMPSES_KEPT)
         self.stack: Stack | None = None
         self.stack_at: float | None = None
         self.box: Box | None = None
@@ -210,6 +227,7 @@ class RankState:
             self.steps.clear()
             self.footprints.clear()
             self.looks.clear()
+            self.glimpses.clear()
             self.standing = {}
             self._compared = False
         self.pid, self.restart = header.pid or self.pid, header.restart
@@ -245,6 +263,8 @@ class RankState:
         """Keep what is compared over several steps."""
         slot = self.looks[-1].slot if self.looks else -1
         self.looks.extend(look for look in sample.looks if look.slot > slot)
+        positions = tuple(group.enqueued for group in sample.collectives.groups)
+        self.glimpses.append(Glimpse(sample.step, sample.phase, positions))
         known = self.footprints[-1].step if self.footprints else -1
         if sample.table is not None and sample.table.step > known and (step := footprint(sample, at)) is not None:
             self.footprints.append(step)
@@ -350,6 +370,7 @@ class RankState:
             detail_age=None if self.described is None else max(0.0, self._clock() - self.described),
             footprints=tuple(self.footprints) if copy_history else self.footprints,
             looks=tuple(self.looks) if copy_history else self.looks,
+            glimpses=tuple(self.glimpses) if copy_history else self.glimpses,
             stack=self.stack,
             stack_at=self.stack_at,
             box=self.box,

@@ -64,6 +64,10 @@ class Arrival:
     """Ranks of that group on the node."""
     exact: bool
     """False: some of it may be a rank that is behind while nobody waits yet."""
+    places: tuple[int, ...]
+    """Its position whenever it is waited for."""
+    index: int
+    """Of the group among those of the rank."""
 
     @property
     def lag(self) -> float:
@@ -206,7 +210,7 @@ def _in_group(name: str, node: str, places: Sequence[Place], paced: Paced) -> di
     behind = [_without_pauses(numbers, longest) for numbers in _behind(rows, len(places), stop)]
     total = len(rows)
     found: dict[int, Arrival] = {}
-    for index, (rank, _, _) in enumerate(places):
+    for index, (rank, _, in_looks) in enumerate(places):
         numbers = behind[index]
         if not numbers:
             continue
@@ -218,6 +222,7 @@ def _in_group(name: str, node: str, places: Sequence[Place], paced: Paced) -> di
             share=share, error=(share * (1 - share) / total) ** 0.5, looks=total, group=name, node=node,
             peers=median([len(other) / total for place, other in enumerate(behind) if place != index]),
             quarters=tuple(4 * count / total for count in quarters), members=len(places), exact=stop is not None,
+            places=tuple(rows[number][index] for number in numbers), index=in_looks,
         )  # fmt: skip
     return found
 

@@ -12,6 +12,7 @@ from ranktop.tui.session.findings.groups import FEW
 from ranktop.tui.session.findings.pace import PHASES, Pace, Paced, median, spread_of
 from ranktop.tui.session.findings.pace import of as paces
 from ranktop.tui.session.findings.scene import Scene
+from ranktop.tui.session.findings.within_step import phase_behind
 
 FLOOR: Final = 0.04
 """Share of the step time from which more own work is told."""
@@ -74,8 +75,10 @@ class Slow:
 
     @property
     def phase(self) -> str:
-        """The phase that holds most of the gap; empty when phases don't show it."""
-        return max(self.way, key=self.excess) if self.way else ""
+        """The phase that holds most of the gap, or in which the others wait for it; empty where neither tells."""
+        if self.way:
+            return max(self.way, key=self.excess)
+        return phase_behind(self.pace.view.glimpses, self.arrival) if self.arrival is not None else ""
 
 
 def of(scene: Scene) -> tuple[Slow, ...]:
