@@ -223,3 +223,12 @@ def test_without_cards_samples_or_tables_nothing_is_said() -> None:
     lab.send([], [lab.card(rank) for rank in range(2)])
     lab.run(10)
     assert lab.found() == []
+
+
+def test_many_ranks_that_hold_more_are_one_finding() -> None:
+    changes = [add(rank, "activations", (4 + rank % 2) * GIB, ALIVE) for rank in range(9)]
+    found = Lab(24, ddp_plan(24), gpt(), activations=20 * GIB, changes=changes).run(8).the("memory")
+    assert found.ranks == tuple(range(9))
+    assert found.peers == tuple(range(9, 24))
+    assert found.sentence.startswith("ranks 0-8 hold ")
+    assert found.sentence.endswith(" GiB more activations than the other 15")

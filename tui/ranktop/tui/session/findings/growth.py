@@ -44,6 +44,8 @@ LENGTH: Final = 1.5
 """What rests may follow longer sequences: growth counts from so many times their growth on."""
 SOON_STEPS: Final = 100
 SOON_SECONDS: Final = 600.0
+MOST: Final = 0.8
+"""Share of a group's ranks that grow from which on all do: some are still short of steps."""
 SAMPLES: Final = 60
 """Points of the history that are looked at."""
 FEW_BYTES: Final = 64 * KIB
@@ -69,9 +71,10 @@ def growth(scene: Scene) -> Iterator[Finding]:
                 rates[one.view.card.node] = rates.get(one.view.card.node, 0.0) + one.trend.slope
     for group, grown in found:
         if len(grown) > max(1, len(group.members) // 2):
-            yield _finding(group, grown, rates)
+            everybody = len(grown) >= MOST * len(group.members)
+            yield _finding(group, grown, rates, group.ranks if everybody else tuple(one.view.rank for one in grown))
         else:
-            yield from (_finding(group, [one], rates) for one in grown)
+            yield from (_finding(group, [one], rates, (one.view.rank,)) for one in grown)
 
 
 def _growing(scene: Scene, view: RankView) -> Growing | None:
@@ -125,12 +128,11 @@ def _history(view: RankView) -> list[tuple[int, float, float]]:
     return points if enough else []
 
 
-def _finding(group: Group, grown: Sequence[Growing], rates: dict[str, float]) -> Finding:
+def _finding(group: Group, grown: Sequence[Growing], rates: dict[str, float], ranks: tuple[int, ...]) -> Finding:
     worst = max(grown, key=lambda one: one.trend.slope)
     view, found = worst.view, worst.trend
     left, seconds = _time_left(view, found, rates)
     soon = left is not None and (left <= SOON_STEPS or (seconds is not None and seconds <= SOON_SECONDS))
-    ranks = tuple(one.view.rank for one in grown)
     full = ""
     if left is not None and found.slope > 0:
         when = f" ({lasting(seconds)})" if seconds is not None else ""

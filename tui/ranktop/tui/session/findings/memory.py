@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
@@ -22,7 +22,7 @@ from ranktop.tui.session.findings.columns import (
 )
 from ranktop.tui.session.findings.finding import Evidence, Finding, Plot
 from ranktop.tui.session.findings.groups import Group
-from ranktop.tui.session.findings.memory_words import ADVICE, EXTRA_COPY, sentence, short
+from ranktop.tui.session.findings.memory_words import ADVICE, EXTRA_COPY, sentence, several, short
 from ranktop.tui.session.findings.robust import NORMAL
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.sizes import MIB, PROCESS, WORDS, model_sized, summed, whole_parameters
@@ -56,6 +56,8 @@ COPIES: Final = ("parameters", "activations", "runtime")
 """Where a second copy of the model lands."""
 KEPT: Final = 0.8
 """Share of the activations that are too many which must be there between the steps, to be a second model."""
+APART: Final = 8
+"""Ranks of a group that are told one by one."""
 CACHE_RATIO: Final = 0.5
 """What the allocator keeps without need varies by itself, and is no harm while there is room."""
 MANY: Final = 64
@@ -84,8 +86,25 @@ def memory(scene: Scene) -> Iterator[Finding]:
     for group in scene.groups:
         windows = {view.rank: found for view in group.members if len(found := settled(view, WINDOW)) >= PERSISTENT}
         if len(windows) >= 2:
-            yield from (_finding(group, one) for one in _excesses(scene, group, windows))
+            yield from _told(group, _excesses(scene, group, windows))
         yield from beyond.findings(group, windows)
+
+
+def _told(group: Group, found: Iterable[Excess]) -> Iterator[Finding]:
+    """Yield a finding for each rank; one for all that hold more of the same where they are many."""
+    by_category: dict[str, list[Excess]] = {}
+    for one in found:
+        by_category.setdefault(one.category, []).append(one)
+    for alike in by_category.values():
+        if len(alike) <= APART:
+            yield from (_finding(group, one) for one in alike)
+            continue
+        alike.sort(key=lambda one: one.bytes)
+        middle = _finding(group, alike[len(alike) // 2])
+        ranks = tuple(sorted(one.view.rank for one in alike))
+        some = several(middle.subject, ranks, alike[0].bytes, alike[-1].bytes, len(group.members), group.role)
+        peers = tuple(rank for rank in group.ranks if rank not in set(ranks))
+        yield replace(middle, ranks=ranks, sentence=some, peers=peers, plot=None)
 
 
 def _excesses(scene: Scene, group: Group, windows: Windows) -> Iterable[Excess]:

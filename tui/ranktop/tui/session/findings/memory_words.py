@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from ranktop.tui.session.findings.sizes import SHORT, WORDS, percent, short_size, sized
+from ranktop.tui.session.findings.sizes import SHORT, WORDS, percent, ranks_words, short_size, sized
 
 EXTRA_COPY: Final = (
     "The difference is as large as the model's parameters: look for a second copy of the model on this rank "
@@ -38,6 +39,13 @@ def sentence(
     length = " at the same number of tokens" if tokens else ""
     hint = f"; as much as {copied}: an extra copy?" if copied else ""
     return f"rank {rank} holds {sized(excess)} more {WORDS[category]} than {whom}{role}{length} ({counts}){hint}"
+
+
+def several(category: str, ranks: Sequence[int], least: float, most: float, members: int, role: str) -> str:
+    """Return the sentence of many ranks that hold more of the same."""
+    role = f" {role}" if role else ""
+    amount = f"{sized(least)} to {sized(most)} more {WORDS[category]}"
+    return f"{ranks_words(ranks, 'hold')} {amount} than the other {members - len(ranks)}{role}"
 
 
 def short(category: str, excess: float, usual: float) -> str:
