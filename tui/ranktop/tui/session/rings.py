@@ -75,17 +75,17 @@ def joined(told: Sequence[Point], shift: float, seen: Ring) -> Ring:
     A second that was seen is not told again: a sample comes with its exact time, a told point may be thinned out.
     """
     times = seen.column("t")
-    rows = [seen.column(name) for name in COLUMNS]
+    points: list[Point] = [Point(*row) for row in zip(*map(seen.column, COLUMNS), strict=True)]
     merged = Ring(seen.capacity)
     place = 0
     for point in told:
         t = point.t + shift
         while place < len(times) and times[place] <= t:
-            merged.append(Point(*(row[place] for row in rows)))
+            merged.append(points[place])
             place += 1
         near = (times[i] for i in (place - 1, place) if 0 <= i < len(times))
         if all(abs(t - other) > SAME_SECOND for other in near):
             merged.append(structs.replace(point, t=t))
-    for later in range(place, len(times)):
-        merged.append(Point(*(row[later] for row in rows)))
+    for point in points[place:]:
+        merged.append(point)
     return merged
