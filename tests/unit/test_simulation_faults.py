@@ -168,12 +168,22 @@ def test_a_leak_grows_with_every_step_until_the_device_is_full() -> None:
     full = device.full_at()
     assert full is not None
     assert (device.step(full - 1).moments["forward_end"].free or 0) > 0
-    said = told("leak:rank=2:by=0.02", seconds=60)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])
+def test_a_full_device_ends_the_rank_and_is_never_more_than_full(strategy: str) -> None:
+    said = told("leak:rank=2:by=0.02", seconds=60, strategy=strategy)
+    for body in said[2]:
+        if isinstance(body, Sample) and body.table is not None:
+            assert all(adds_up(memory) for memory in body.table.moments.values())
+    held = max(memory.activations or 0 for memory in last_table(said[2]).values())
     box = next(body for body in said[2] if isinstance(body, Box))
     assert adds_up(box.memory)
     assert box.asked is not None
     assert box.free is not None
     assert box.asked > box.free
+    assert box.memory.activations is not None
+    assert box.memory.activations > held
     assert [body.how for body in said[2] if isinstance(body, End)] == ["exception"]
 
 

@@ -103,9 +103,10 @@ class Device:
         leak = self._has("leak")
         if leak is None:
             return None
-        peak = max(sum(self._tensors(moment, leak.start, 0.0).values()) for moment in MOMENTS)
-        room = H100 - HELD_BACK - self._runtime - self._other(leak.start) - peak
-        return leak.start + max(1, room // max(1, int(leak.by * H100)))
+        begin = max(2, leak.start)  # the job's first step lacks the optimizer's state
+        peak = max(sum(self._tensors(moment, begin, 4 * LUCK).values()) for moment in MOMENTS)
+        room = H100 - HELD_BACK - self._runtime - self._other(begin) - peak
+        return begin + max(1, room // max(1, int(leak.by * H100)))
 
     def step(self, index: int) -> Held:
         """Return the moments of a finished step."""
