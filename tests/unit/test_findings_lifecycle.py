@@ -214,6 +214,7 @@ def test_a_minority_with_another_torch_is_named_with_what_came_with_it() -> None
     one = the(versions, *(rank(number) for number in range(3)), rank(3, card={"versions": other}))
     assert (one.subject, one.severity, one.ranks, one.peers) == ("torch", "warning", (3,), (0, 1, 2))
     assert one.sentence == "rank 3 runs torch 2.12.0, the other 3 ranks 2.13.0"
+    assert one.since == pytest.approx(NOW - 300.4), "since its process began"
     assert {"NCCL of rank 3", "NCCL of ranks 0-2", "node"} <= set(evidence(one))
     assert not any(name.startswith("CUDA") for name in evidence(one))
 

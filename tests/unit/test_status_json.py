@@ -152,7 +152,7 @@ def test_the_table_says_what_a_difference_of_nothing_means_and_where_no_library_
     failed = session()
     detail = "RuntimeError: [/__w/third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection closed by peer"
     end = End(rank=1, how="exception", code=1, detail=detail)
-    failed.feed([Received(Header("end", 1, 11, 0, 9), end, 0.0, 9)])
+    failed.feed([Received(Header("end", 1, 11, 0, 9), end, 0.25, 9)])
     print_table([failed])
     lines = capsys.readouterr().out.splitlines()
     assert any(line.endswith("0: within the rules' error") and len(line) <= 118 for line in lines)
@@ -176,12 +176,19 @@ def test_findings_have_every_key_and_say_since_when_in_seconds_ago() -> None:
     assert {"name": "process id", "value": 11, "unit": ""} in finding["evidence"]
 
 
-def test_a_finding_without_a_beginning_says_null_and_no_number_is_infinite() -> None:
+def test_what_one_question_cannot_know_is_null_and_no_number_is_infinite() -> None:
+    snapshot = session().snapshot()
     facts = (Evidence("spreads", float("inf")), Evidence("held", 5, "B"), Evidence("share", float("nan"), "%"))
-    told = finding_json(Finding(rule="memory", severity="info", ranks=(), sentence="x", evidence=facts), 100.0)
-    assert told["since"] is None
+    found = Finding(
+        rule="memory", severity="info", ranks=(0,), sentence="x", evidence=facts, since=snapshot.now, step=8
+    )
+    told = finding_json(found, snapshot)
+    assert told["since"] is None, "dated by this very look"
     assert [fact["value"] for fact in told["evidence"]] == [None, 5, None]
     json.dumps(told, allow_nan=False)
+    assert finding_json(replace(found, step=3), snapshot)["since"] == {"seconds": None, "step": 3}
+    assert finding_json(replace(found, since=90.0), snapshot)["since"] == {"seconds": 10.0, "step": 8}
+    assert finding_json(replace(found, since=None, step=None), snapshot)["since"] is None
 
 
 def test_a_stuck_rank_has_its_stack_and_its_nodes_word() -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ranktop.tui.session.findings.finding import SEVERITIES, Finding, Value
 from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.state import Snapshot
 from ranktop.tui.status_device import counters_json
 from ranktop.tui.status_parts import calls_json, collectives_json, memory_json
 
@@ -20,10 +21,22 @@ def reaches(findings: Iterable[Finding], severity: str) -> bool:
     return any(finding.gravity >= SEVERITIES.index(severity) for finding in findings)
 
 
-def finding_json(finding: Finding, now: float) -> dict[str, Any]:
-    """Return one finding in the documented form; ``now`` is the clock of its ``since``."""
-    began = finding.since is not None or finding.step is not None
-    since = {"seconds": None if finding.since is None else max(0.0, now - finding.since), "step": finding.step}
+def beginning(finding: Finding, snapshot: Snapshot) -> tuple[float | None, int | None]:
+    """Return (seconds ago, step) since when a finding stands, as far as that is known.
+
+    One that this very look has dated, for want of anything better, may be older: who asks once can't know.
+    """
+    known = finding.since is not None and finding.since < snapshot.now
+    seconds = snapshot.now - finding.since if known and finding.since is not None else None
+    views = [view for rank in finding.ranks or range(1) if (view := snapshot.rank(rank)) is not None]
+    newest = max((view.sample.step for view in views if view.sample is not None), default=0)
+    step = finding.step if known or (finding.step is not None and finding.step < newest) else None
+    return seconds, step
+
+
+def finding_json(finding: Finding, snapshot: Snapshot) -> dict[str, Any]:
+    """Return one finding in the documented form."""
+    seconds, step = beginning(finding, snapshot)
     return {
         "rule": finding.rule,
         "severity": finding.severity,
@@ -32,7 +45,7 @@ def finding_json(finding: Finding, now: float) -> dict[str, Any]:
         "sentence": finding.sentence,
         "evidence": [{"name": fact.name, "value": _finite(fact.value), "unit": fact.unit} for fact in finding.evidence],
         "advice": finding.advice,
-        "since": since if began else None,
+        "since": {"seconds": seconds, "step": step} if (seconds, step) != (None, None) else None,
         "confidence": finding.confidence,
         "peers": list(finding.peers),
     }

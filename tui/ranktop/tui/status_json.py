@@ -36,7 +36,7 @@ def job_json(snapshot: Snapshot, job_id: str = "") -> dict[str, Any]:
         "step": snapshot.step,
         "step_seconds": snapshot.step_seconds,
         "ranks": [rank_json(view, snapshot) for view in snapshot.ranks],
-        "findings": [finding_json(finding, snapshot.now) for finding in snapshot.findings],
+        "findings": [finding_json(finding, snapshot) for finding in snapshot.findings],
     }
 
 

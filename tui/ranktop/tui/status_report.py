@@ -12,6 +12,7 @@ from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
+from ranktop.tui.status_findings import beginning
 from ranktop.tui.view.text import count, duration, human, plain, seconds
 from ranktop.wire.schema import Box
 
@@ -70,7 +71,7 @@ def _kind(group: Sequence[Finding], snapshot: Snapshot, boxes: dict[int, RankVie
     lines: list[str] = []
     advised = ""
     for finding in group[:MOST_ALIKE]:
-        lines.append(f"{MARKS.get(finding.severity, '·')} {plain(finding.sentence)}{_since(finding, snapshot.now)}")
+        lines.append(f"{MARKS.get(finding.severity, '·')} {plain(finding.sentence)}{_since(finding, snapshot)}")
         if finding.severity != "info" and finding.advice and finding.advice != advised:
             advised = finding.advice
             lines.append(f"{MORE}{plain(finding.advice)}")
@@ -97,11 +98,11 @@ def _facts(finding: Finding) -> str:
     return "; ".join(told)
 
 
-def _since(finding: Finding, now: float) -> str:
-    ago = "" if finding.since is None else f"for {duration(now - finding.since)}"
-    step = "" if finding.step is None else f"since step {count(finding.step)}"
-    both = ", ".join(part for part in (step, ago) if part)
-    return f"  ({both})" if both else ""
+def _since(finding: Finding, snapshot: Snapshot) -> str:
+    seconds, step = beginning(finding, snapshot)
+    parts = ["" if step is None else f"since step {count(step)}", "" if seconds is None else f"for {duration(seconds)}"]
+    told = ", ".join(part for part in parts if part)
+    return f"  ({told})" if told else ""
 
 
 def fact_words(fact: Evidence) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
+from ranktop.tui.session.findings.death import born_at
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
@@ -38,8 +40,15 @@ def versions(scene: Scene) -> Iterable[Finding]:
             name: odd for name in fields if (odd := _odd({r: getattr(c.versions, name) for r, c in cards.items()}))
         }
         if apart:
-            yield _libraries(subject, apart, cards)
-    yield from _code(cards)
+            yield _begun(_libraries(subject, apart, cards), scene)
+    yield from (_begun(finding, scene) for finding in _code(cards))
+
+
+def _begun(finding: Finding, scene: Scene) -> Finding:
+    """Date a finding: since the last of its ranks began."""
+    views = [view for rank in finding.ranks if (view := scene.snapshot.rank(rank)) is not None]
+    born = [at for view in views if (at := born_at(view, scene.now)) is not None]
+    return replace(finding, since=max(born)) if born else finding
 
 
 def _odd(values: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
