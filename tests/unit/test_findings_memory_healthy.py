@@ -6,14 +6,19 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 from fake_job import GIB, MIB
-from memory_lab import ALIVE, BATCH, MEMORY_RULES, Lab, add, ddp_plan, fsdp_plan, gpt
+from memory_lab import ALIVE, BATCH, MEMORY_RULES, Held, Lab, add, ddp_plan, fsdp_plan, gpt
 
 from ranktop.budget.plan import Layout, Plan
+from ranktop.budget.terms import Memory
+from ranktop.probes.reading import Collectives
 from ranktop.tui.session.findings.rules import RULES
 from ranktop.tui.session.findings.scene import scene
+from ranktop.wire.schema import Box, Sample
 
 SEEDS = 200
 AT_ONCE = 20
@@ -136,3 +141,39 @@ def _seconds(call: Callable[[], object]) -> float:
 
 def test_1024_ranks_that_are_alike_are_silent() -> None:
     assert big(0.0).run(7).found() == []
+
+
+class Gaps(Lab):
+    """A job of which anything may be unknown in any sample."""
+
+    def memory(self, rank: int, table: Held, most: int, cache: int) -> Memory:
+        known = super().memory(rank, table, most, cache).as_dict()
+        return Memory(**{name: None if self.rng.random() < 0.2 else value for name, value in known.items()})
+
+    def sample(self, rank: int) -> Sample:
+        sample = super().sample(rank)
+        assert sample.table is not None
+        moments = {name: memory for name, memory in sample.table.moments.items() if self.rng.random() < 0.7}
+        changes: dict[str, Any] = {
+            "table": msgspec.structs.replace(sample.table, moments=moments),
+            "retries": None, "inactive_split": None, "steps": (), "collectives": Collectives(reason="none"),
+        }  # fmt: skip
+        kept = {name: value for name, value in changes.items() if name == "table" or self.rng.random() < 0.3}
+        return msgspec.structs.replace(sample, **kept)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_anything_may_be_unknown(seed: int) -> None:
+    rng = random.Random(seed)
+    plan = rng.choice((fsdp_plan(3), ddp_plan(3), replace(fsdp_plan(3), checkpointing="full")))
+    lab = Gaps(3, plan, gpt(), seed=seed, changes=[add(1, "activations", 9 * GIB)])
+    for _ in range(24):
+        lab.run(1)
+        lab.snapshot()
+        lab.found()
+    if seed % 2:
+        lab.card_changes = {"plan": None} if seed % 4 == 1 else {"inventory": None}
+        lab.send([], [lab.card(rank) for rank in lab.each()])
+        lab.send([], [Box(rank=1, error=""), Box(rank=2, error="MemoryError", asked=GIB)])
+        lab.run(6)
+        assert {one.rule for one in lab.found()} >= {"oom"}

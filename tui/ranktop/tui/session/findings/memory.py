@@ -199,7 +199,8 @@ class _Judge:
         if len(self.windows) <= MANY:
             views = [view for view in self.group.members if view.rank in self.windows]
             each = [[size for step in settled(view) if (size := raw.value(view.rank, step))] for view in views]
-            found = max(found, NORMAL * median(median(abs(one - median(own)) for one in own) for own in each if own))
+            apart = [median(abs(one - median(own)) for one in own) for own in each if own]
+            found = max(found, NORMAL * median(apart) if apart else 0.0)
         return UNKNOWN_LENGTHS * found if found > VARYING * raw.middle else 0.0
 
     def _least(
