@@ -34,6 +34,9 @@ START_SECONDS: Final = 90.0
 SETTLE_SECONDS: Final = 12.0
 """Without a terminal: how long a job that goes on no more is looked at, so that everything is noticed."""
 
+MISSING_SECONDS: Final = 65.0
+"""... and one that does not begin: a rank may be late before it is missing."""
+
 END_WITH_PARENT: Final = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 )
@@ -224,8 +227,8 @@ def snapshot(directory: Path, wish: Wish) -> int:
         while time.monotonic() < deadline:
             source.poll(0.5)
             session.feed(source.drain())
-            if settled is None and _is_over(session):
-                settled = time.monotonic() + SETTLE_SECONDS
+            if settled is None and (patience := _patience(session)) is not None:
+                settled = time.monotonic() + patience
             if _has_come_to(session, wish.steps) or (settled is not None and time.monotonic() > settled):
                 break
         print_table([session])
@@ -234,12 +237,12 @@ def snapshot(directory: Path, wish: Wish) -> int:
         source.close()
 
 
-def _is_over(session: Session) -> bool:
-    """Tell whether the job makes no more steps, or none at all because somebody is missing."""
+def _patience(session: Session) -> float | None:
+    """Return how long a job is still looked at that makes no more steps, or none at all; None for one that does."""
     if session.state() in ("stalled", "ended"):
-        return True
+        return SETTLE_SECONDS
     waiting = [state for state in session.ranks.values() if state.sample is not None and state.sample.uptime > 5.0]
-    return bool(waiting) and session.state() == "starting"
+    return MISSING_SECONDS if waiting and session.state() == "starting" else None
 
 
 def _has_come_to(session: Session, steps: int) -> bool:
