@@ -109,6 +109,20 @@ def test_ranks_that_reduce_by_hand_talk() -> None:
     assert alone(1.0).run(30).found() == []
 
 
+@pytest.mark.parametrize("reason", ["no process group", "torch.distributed is not loaded"])
+def test_ranks_that_never_met_do_not_talk(reason: str) -> None:
+    lab = alone()
+    lab.collectives = lambda rank, step: Collectives(reason=reason)
+    assert lab.run(12).the("unsharded").subject == "alone"
+
+
+def test_positions_are_told_though_completion_is_not_known() -> None:
+    lab = alone()
+    group = GroupPosition("0", "default", 2, 0, None)
+    lab.collectives = lambda rank, step: Collectives((group,), reason="nccl: the flight recorder is off")
+    assert lab.run(12).the("unsharded").subject == "alone"
+
+
 def test_positions_that_are_not_known_tell_nothing() -> None:
     lab = alone()
     lab.collectives = lambda rank, step: Collectives(reason="this torch has no sequence numbers")

@@ -21,6 +21,10 @@ UNIT_SHARE: Final = 0.05
 """What the process holds, of which a gathered model is worth telling."""
 STEPS: Final = 10
 """Steps after which ranks that have not talked do not talk."""
+NO_GROUP: Final = ("no process group", "torch.distributed is not loaded")
+"""Why a rank has no positions that makes no collective at all."""
+TOGETHER: Final = ("torchrun", "deepspeed")
+"""Launchers that start one job."""
 
 
 def unsharded(scene: Scene) -> Iterator[Finding]:
@@ -121,11 +125,13 @@ def _alone(view: RankView) -> bool:
         return False
     layout = card.plan.layout
     bare = card.plan.strategy == "single" and layout.data * layout.tensor * layout.pipeline == 1
-    if not bare or card.job.launcher == "python" or sample.collectives.reason is not None:
+    if not bare or card.job.launcher == "python":
         return False
-    if any(group.enqueued is None for group in sample.collectives.groups):
-        return False
-    return _collectives(view) < sample.step / 2
+    groups, reason = sample.collectives.groups, sample.collectives.reason
+    if not groups:
+        # Started to work together, and they never met. Other launchers may start ranks that have nothing in common.
+        return reason in (None, *NO_GROUP) and card.job.launcher in TOGETHER
+    return all(group.enqueued is not None for group in groups) and _collectives(view) < sample.step / 2
 
 
 def _collectives(view: RankView) -> int:
