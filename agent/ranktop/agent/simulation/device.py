@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ranktop.agent.simulation.job import FIRST_PID, H100, Setup
-from ranktop.agent.simulation.memory import CONTEXT, MIB
+from ranktop.agent.simulation.memory import MIB
 from ranktop.budget.terms import Memory
 from ranktop.probes.nvml.codes import GPU_IS_LOST, words
 from ranktop.probes.reading import AllocatorReading, DeviceDetail, DeviceProcess, DeviceReading, NvLink
@@ -153,6 +153,3 @@ def allocator(memory: Memory, reserved: int, inactive_split: int, retries: int) 
         segments=412,
         largest_free=min(64 * MIB, memory.cache or 0),
     )
-
-
-__all__ = ["CONTEXT", "Load", "Sensors", "allocator"]
