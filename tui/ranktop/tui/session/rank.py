@@ -58,6 +58,10 @@ class Glimpse:
     phase: str
     positions: tuple[int | None, ...]
     """``enqueued`` of each of its process groups."""
+    starved: float | None = None
+    """Share of the interval in which the training thread was ready to run and had no CPU."""
+    clock: int | None = None
+    """Of the device's multiprocessors, MHz."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +268,7 @@ class RankState:
         slot = self.looks[-1].slot if self.looks else -1
         self.looks.extend(look for look in sample.looks if look.slot > slot)
         positions = tuple(group.enqueued for group in sample.collectives.groups)
-        self.glimpses.append(Glimpse(sample.step, sample.phase, positions))
+        self.glimpses.append(Glimpse(sample.step, sample.phase, positions, sample.starved, sample.device.sm_clock))
         known = self.footprints[-1].step if self.footprints else -1
         if sample.table is not None and sample.table.step > known and (step := footprint(sample, at)) is not None:
             self.footprints.append(step)

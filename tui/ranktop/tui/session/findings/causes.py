@@ -29,6 +29,16 @@ DATA_EXPLAINS: Final = 0.7
 """Share of the gap that lies in the data phase, from which slow data is the cause."""
 
 STARVED: Final = 0.1
+"""Share of the time without a CPU from which that may be the cause."""
+
+STARVED_MORE: Final = 1.5
+"""... as a multiple of its peers'."""
+
+STARVED_EXPLAINS: Final = 0.5
+"""Share of the cost that it must make up for beyond its peers'."""
+
+LATELY: Final = 20
+"""Samples over which clocks and starving are judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +80,13 @@ def _data_share(slow: Slow) -> float:
 
 
 def _clock_of(view: RankView) -> float | None:
-    return view.sample.device.sm_clock if view.sample is not None else None
+    return _lately([glimpse.clock for glimpse in list(view.glimpses)[-LATELY:]])
+
+
+def _lately(values: Iterable[float | None]) -> float | None:
+    """Return the median of what is known: one sample alone may have met anything."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def _clocks(slow: Slow) -> Cause | None:
@@ -170,7 +186,7 @@ def _tokens(slow: Slow) -> Cause | None:
 def _data(slow: Slow) -> Cause | None:
     if _data_share(slow) < DATA_EXPLAINS:
         return None
-    starved = slow.pace.view.sample.starved if slow.pace.view.sample is not None else None
+    starved = _starved_of(slow.pace.view)
     return Cause(
         "data", "slow data",
         (Evidence("waited for a CPU", None if starved is None else 100 * starved, "%"),),
@@ -179,12 +195,14 @@ def _data(slow: Slow) -> Cause | None:
 
 
 def _starved_of(view: RankView) -> float | None:
-    return view.sample.starved if view.sample is not None else None
+    return _lately([glimpse.starved for glimpse in list(view.glimpses)[-LATELY:]])
 
 
 def _cpu(slow: Slow) -> Cause | None:
     own, peers = _starved_of(slow.pace.view), _typical(_others(slow), _starved_of)
-    if own is None or own <= STARVED or (peers is not None and own <= 1.5 * peers):
+    usual = peers or 0.0
+    explained = (own or 0.0) - usual >= STARVED_EXPLAINS * slow.cost / slow.paced.step
+    if own is None or own <= max(STARVED, STARVED_MORE * usual) or not explained:
         return None
     return Cause(
         "cpu", f"its training thread waits for a CPU {100 * own:.0f} % of the time",
