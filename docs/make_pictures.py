@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -18,8 +19,10 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests" / "tui"))
 
 from dashboard import dashboard  # noqa: E402
-from fake_gpu_jobs import stray_job  # noqa: E402
-from fake_job import FakeJob, fsdp_job  # noqa: E402
+from fake_findings import over_its_peers  # noqa: E402
+from fake_gpu_jobs import hung_job, stray_job  # noqa: E402
+from fake_job import GIB, FakeJob, fsdp_job  # noqa: E402
+from msgspec import structs  # noqa: E402
 
 from ranktop.tui.screens.strategies import StrategiesScreen  # noqa: E402
 
@@ -156,6 +159,37 @@ async def device(job: FakeJob, size: tuple[int, int]) -> list[list[Run]]:
         return run.rows()
 
 
+async def findings(job: FakeJob, size: tuple[int, int]) -> list[list[Run]]:
+    """Return the cells of the evidence behind the second finding."""
+    async with dashboard(job, size) as run:
+        await run.press("f", "down")
+        await run.press("enter")
+        await run.after(1.0)
+        return run.rows()
+
+
+async def imbalance(job: FakeJob, size: tuple[int, int]) -> list[list[Run]]:
+    """Return the cells of the grid of all ranks with the first outlier selected."""
+    async with dashboard(job, size, budgets=False) as run:
+        await run.press("i", "n")
+        await run.after(1.0)
+        return run.rows()
+
+
+def many_ranks() -> FakeJob:
+    """Return 512 ranks on 64 nodes, of which a few are out of line."""
+    job, ranks = fsdp_job(8), 512
+    specs = {rank: replace(job.specs[0], activations=job.specs[rank % 8 % 3].activations) for rank in range(ranks)}
+    for rank, more in ((139, 6.0), (140, 2.0), (310, -3.0), (437, 4.0)):
+        specs[rank] = replace(specs[rank], activations=int(specs[rank].activations + more * GIB))
+    found = tuple(
+        over_its_peers(rank, "activations", specs[rank].activations, specs[0].activations, range(ranks))
+        for rank in (139, 437)
+    )
+    world = structs.replace(job.job, world_size=ranks)
+    return replace(job, specs=specs, job=world, findings=found, history_seconds=0)
+
+
 def main() -> None:
     """Write every picture beside this file."""
     os.environ.pop("NO_COLOR", None)
@@ -163,6 +197,8 @@ def main() -> None:
         "ranks": (ranks(fsdp_job(), (120, 30), 3), "ranktop: eight ranks, expected over measured memory"),
         "device": (device(stray_job(), (120, 34)), "ranktop: all that a rank's GPU says, and who else is on it"),
         "strategies": (strategies(fsdp_job(), (120, 28)), "ranktop: the same job under every strategy"),
+        "findings": (findings(hung_job(), (120, 28)), "ranktop: what one finding stands on"),
+        "imbalance": (imbalance(many_ranks(), (120, 30)), "ranktop: 512 ranks, shaded by distance from their peers"),
     }
     for name, (rows, title) in pictures.items():
         (HERE / f"{name}.svg").write_text(svg(asyncio.run(rows), 120, title), encoding="utf-8")

@@ -24,4 +24,5 @@ async def picture(job: FakeJob, size: tuple[int, int], *keys: str, theme: str = 
     async with dashboard(job, size, theme, ascii=ascii) as run:
         await run.press(*keys)
         await run.after(4.0)
+        assert run.app.trouble == ""
         return run.painted()

@@ -7,6 +7,7 @@ from typing import Final
 
 from ranktop.budget.terms import CATEGORIES, NOT_BUDGETED
 from ranktop.tui.session.expected import ALLOCATED
+from ranktop.tui.session.findings.scene import Key
 from ranktop.tui.session.processes import strays
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
@@ -54,8 +55,13 @@ CONTENT_ROWS: Final = 12
 """Rows that the panel needs: identity, titles, nine categories, the sum."""
 
 
-def detail(snapshot: Snapshot, frame: Table, options: Options, width: int, height: int) -> list[Line]:
-    """Fill exactly ``height`` lines of ``width`` cells about the selected rank."""
+def detail(
+    snapshot: Snapshot, frame: Table, options: Options, width: int, height: int, told: frozenset[Key] = frozenset()
+) -> list[Line]:
+    """Fill exactly ``height`` lines of ``width`` cells about the selected rank.
+
+    ``told``: findings that the screen tells elsewhere in full.
+    """
     if height <= 0 or width <= 0:
         return []
     at = frame.index(options.selected)
@@ -64,7 +70,7 @@ def detail(snapshot: Snapshot, frame: Table, options: Options, width: int, heigh
         return _filled([pad([(f" {nothing}", "panel dim")], width, "panel")], width, height)
     row = frame.rows[at]
     lines = [_identity(row, options, width)]
-    lines += _body(row, snapshot, frame, options, width, height - 1)
+    lines += _body(row, snapshot, frame, options, (width, height - 1), told)
     return _filled(lines, width, height)
 
 
@@ -183,7 +189,10 @@ def _since(name: str, row: Shown, options: Options) -> str:
     return fit(f"{mark}{count(standing.step)}", 6).rstrip()
 
 
-def _body(row: Shown, snapshot: Snapshot, frame: Table, options: Options, width: int, height: int) -> list[Line]:
+def _body(
+    row: Shown, snapshot: Snapshot, frame: Table, options: Options, room: tuple[int, int], elsewhere: frozenset[Key]
+) -> list[Line]:
+    width, height = room
     memory = memory_block(row, snapshot, frame, options)
     parts = other_sentence(row.view, snapshot, frame.scale.unit)
     known = [*_shared(row), *parts, *_unknown(row), *unknown_sentences(row.view)]
@@ -191,7 +200,7 @@ def _body(row: Shown, snapshot: Snapshot, frame: Table, options: Options, width:
     sides = min(len(PAGES), max(free // SIDE, 1 if free >= MIN_SIDE else 0))
     # The device's page tells what ails it: no need to say it again where that would take the page's room.
     health = sides != 1 or PAGES[options.page % len(PAGES)] != "device"
-    told = _sentences(row, snapshot, options, health, brief=sides == 1 and height <= CONTENT_ROWS)
+    told = _sentences(row, snapshot, options, health, elsewhere, brief=sides == 1 and height <= CONTENT_ROWS)
     if not sides:
         block = memory if options.page % 2 == 0 else _page(options.page // 2, row, snapshot, options, width - 1)
         return [*block, *_tell([*told, *known], width)][:height]
@@ -252,7 +261,9 @@ def _side_by_side(columns: list[list[Line]], widths: list[int], rows: int, optio
     return lines
 
 
-def _sentences(row: Shown, snapshot: Snapshot, options: Options, health: bool, *, brief: bool) -> list[tuple[str, str]]:
+def _sentences(
+    row: Shown, snapshot: Snapshot, options: Options, health: bool, elsewhere: frozenset[Key], *, brief: bool
+) -> list[tuple[str, str]]:
     """Return what is to be said of the rank, the worst first; ``brief``: of its findings only the first."""
     told: list[tuple[str, str]] = []
     ended = end_sentence(row.view)
@@ -261,7 +272,8 @@ def _sentences(row: Shown, snapshot: Snapshot, options: Options, health: bool, *
     found = [one for one in about(row.view.rank, snapshot.findings) if not (ended and one.rule == "death")]
     known = frozenset(one.rule for one in found)
     told += device_sentences(row.view, snapshot, options.glyphs, health=health, known=known)
-    for finding in found[: 1 if brief else MOST_FINDINGS]:
+    here = [one for one in found if one.key not in elsewhere]
+    for finding in here[: 1 if brief else MOST_FINDINGS]:
         told.append((f"{mark(finding, options.glyphs)} {plain(finding.sentence)}", style_of(finding)))
     if has_account(row.view):
         told.append(("p: post-mortem", "accent"))

@@ -28,6 +28,8 @@ HELP: Final = (
 
 WIDE: Final = 110
 """Cells from which on numbers and plot stand side by side."""
+PLOT: Final = 50
+"""Cells that the plot keeps beside the numbers."""
 STUCK: Final = ("hang", "pause")
 """Rules for which it matters where Python stands."""
 
@@ -86,17 +88,15 @@ def _body(reading: Reading, snapshot: Snapshot, options: Options, width: int) ->
     if reading.over is not None:
         lines += _wrapped(f"over: it was last seen {duration(snapshot.now - reading.over)} ago", "good", width)
     if finding.advice:
-        lines += [pad((), width), *_titled("do", plain(finding.advice), width)]
+        advice = plain(finding.advice)
+        lines += [pad((), width), *_titled("do", advice[:1].upper() + advice[1:], width)]
     lines += [pad((), width), *_circumstances(finding, snapshot, width)]
-    numbers = _numbers(finding)
+    wide = width >= WIDE and bool(finding.evidence) and finding.plot is not None
+    numbers = _numbers(finding, width - PLOT - 5 if wide else width - 1)
     if numbers:
         lines.append(pad((), width))
-    plot_width = width - 2
-    wide = width >= WIDE and numbers and finding.plot is not None
-    if wide:
-        plot_width = width - max(map(length, numbers)) - 5
-        wide = plot_width >= 40
-    plot = plot_lines(finding, min(plot_width if wide else width - 2, 90), options.glyphs)
+    plot_width = width - max(map(length, numbers)) - 5 if wide else width - 2
+    plot = plot_lines(finding, min(plot_width, 90), options.glyphs)
     if wide and plot:
         lines += _beside(numbers, plot, width, options)
     else:
@@ -131,7 +131,7 @@ def _circumstances(finding: Finding, snapshot: Snapshot, width: int) -> list[Lin
 
 def _titled(title: str, text: str, width: int) -> list[Line]:
     """Write a text behind its title, going on under itself."""
-    indent = 12 if width >= 40 else 1
+    indent = 13 if width >= 40 else 1
     lines: list[Line] = []
     for at, part in enumerate(wrap(text, max(8, width - indent - 1))):
         lead = f" {title}".ljust(indent)[:indent] if at == 0 and indent > 1 else " " * indent
@@ -143,18 +143,20 @@ def _wrapped(text: str, style: str, width: int) -> list[Line]:
     return [pad([(f" {part}", style)], width) for part in wrap(text, max(8, width - 2))]
 
 
-def _numbers(finding: Finding) -> list[Line]:
-    """Lay the evidence out as a table: names left, values right-aligned, texts as they are."""
+def _numbers(finding: Finding, width: int) -> list[Line]:
+    """Lay the evidence out as a table: names left, values right-aligned, texts going on in further lines."""
     rows = [(plain(one.name), value_words(one.value, one.unit), one.value) for one in finding.evidence]
     if not rows:
         return []
-    first = min(44, max(len(name) for name, _, _ in rows)) + 2
+    first = min(44, max(len(name) for name, _, _ in rows), max(8, width // 2)) + 2
     digits = max((len(text) for _, text, value in rows if not isinstance(value, str)), default=0)
     lines: list[Line] = []
     for name, text, value in rows:
-        shown = text if isinstance(value, str) else f"{text:>{digits}}"
-        spans: list[Span] = [(" ", ""), (fit(name, first), "label"), (shown, "dim" if value is None else "number")]
-        lines.append(merge(spans))
+        parts = wrap(text, max(8, width - first - 1)) if isinstance(value, str) else [f"{text:>{digits}}"]
+        for at, part in enumerate(parts or [""]):
+            lead = fit(name if at == 0 else "", first)
+            spans: list[Span] = [(" ", ""), (lead, "label"), (part, "dim" if value is None else "number")]
+            lines.append(merge(spans))
     return lines
 
 

@@ -12,6 +12,8 @@ from ranktop.tui.view.text import Glyphs, Line, Span, count, fit, human, merge, 
 ROWS: Final = 8
 NEAR_ZERO: Final = 0.6
 """Smallest value as a share of the largest, above which the axis does not begin at zero."""
+FLAT: Final = 0.1
+"""Least height of the axis, as a share of the largest value."""
 LABEL: Final = 11
 """Cells of the axis's labels."""
 MOST: Final = 100_000
@@ -96,8 +98,9 @@ def _axis(known: Sequence[float]) -> tuple[float, float]:
         return 0.0, high
     if high <= 0 and high > NEAR_ZERO * low:
         return low, 0.0
-    reach = (high - low) or abs(high) or 1.0
-    return low - 0.35 * reach, high + 0.05 * reach
+    # Flat looks flat: differences of a percent fill no chart.
+    reach = max(1.4 * (high - low), FLAT * abs(high)) or 1.0
+    return high + 0.05 * reach - reach, high + 0.05 * reach
 
 
 def _by_rank(

@@ -107,6 +107,12 @@ def strip(snapshot: Snapshot, glyphs: Glyphs, width: int, rows: int, read: Key |
     return lines
 
 
+def told_whole(lines: Iterable[Line], findings: Iterable[Finding]) -> frozenset[Key]:
+    """Return the findings whose sentence a strip has room for."""
+    said = ["".join(text for text, _ in line) for line in lines]
+    return frozenset(one.key for one in findings if any(plain(one.sentence) in line for line in said))
+
+
 def with_notes(line: Line, snapshot: Snapshot, glyphs: Glyphs, width: int) -> Line:
     """Put the number of findings at the end of a screen's last line while all of them are but notes."""
     if not snapshot.findings or serious(snapshot.findings):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.detail import TABLE_WIDTH, detail
-from ranktop.tui.view.findings import serious, strip, with_notes
+from ranktop.tui.view.findings import serious, strip, told_whole, with_notes
 from ranktop.tui.view.header import footer, header, legend, news, position
 from ranktop.tui.view.layout import Heights, heights, scrolled
 from ranktop.tui.view.options import Options
@@ -52,9 +52,13 @@ def frame(snapshot: Snapshot, link: Link, options: Options, size: tuple[int, int
     left_title, right_title = heading(rows, options, left)
     visible = rows.rows[options.top : options.top + share.ranks]
     place = position(options.top, share.ranks, len(rows.rows), options.glyphs)
+    told_lines = strip(snapshot, options.glyphs, width, share.findings)
+    told = told_whole(told_lines, snapshot.findings)
     foot = footer(options, notice or news(snapshot, link, options, now), place, width)
     ready = in_ascii if options.glyphs.ascii else _as_it_is
-    panel = [cut(ready(line), min(width, TABLE_WIDTH)) for line in detail(snapshot, rows, options, width, share.detail)]
+    panel = [
+        cut(ready(line), min(width, TABLE_WIDTH)) for line in detail(snapshot, rows, options, width, share.detail, told)
+    ]
     return Frame(
         table=rows,
         heights=share,
@@ -64,7 +68,7 @@ def frame(snapshot: Snapshot, link: Link, options: Options, size: tuple[int, int
         bars=tuple(ready(pad(left_line(row, rows, options, left), left)) for row in visible),
         numbers=tuple(ready(pad(right_line(row, rows, options), right)) for row in visible),
         legend=ready(legend(rows, options, width)),
-        findings=tuple(ready(line) for line in strip(snapshot, options.glyphs, width, share.findings)),
+        findings=tuple(ready(line) for line in told_lines),
         facts=tuple(left for left, _ in panel),
         side=tuple(right for _, right in panel),
         footer=ready(with_notes(foot, snapshot, options.glyphs, width)),

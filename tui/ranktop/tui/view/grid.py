@@ -67,8 +67,10 @@ class Folded:
 
 def by_node(snapshot: Snapshot) -> Axes:
     """Lay the ranks out by node and local rank; those that were never seen where their numbers put them."""
-    local = [view.card.local_rank for view in snapshot.ranks if view.card is not None]
-    most = max(local, default=-1) + 1
+    most = max(
+        (max(view.card.local_rank + 1, view.card.local_size) for view in snapshot.ranks if view.card is not None),
+        default=0,
+    )
     each = most if 0 < most <= 1024 else max(1, min(8, len(snapshot.ranks)))
     named = {view.rank // each: view.card.node for view in snapshot.ranks if view.card is not None}
     found: dict[str, list[int]] = {}

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ranktop.tui.session.state import Snapshot
-from ranktop.tui.view.evidence_plot import value_words
 from ranktop.tui.view.metrics import LEVELS, METRICS, Field
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.text import Line, Span, Unit, beside, count, length, pad, short_count, unit_for
@@ -61,7 +60,7 @@ class Words:
             return f"{away / self.unit.bytes:+.1f} {self.name}"
         sign = "+" if away >= 0 else "-"
         if self.name == "s":
-            return f"{sign}{value_words(abs(away), 's')}"
+            return f"{sign}{abs(away) * 1000:.1f} ms" if abs(away) < 0.1 else f"{sign}{abs(away):.3g} s"
         return f"{sign}{count(round(abs(away)))} {self.name}"
 
     def away(self, found: Field, rank: int) -> tuple[str, ...]:

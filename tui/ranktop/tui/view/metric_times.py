@@ -7,14 +7,26 @@ from collections.abc import Mapping
 
 from ranktop.tui.session.findings.arrival import FEWEST_LOOKS, SHORTEST_STEP
 from ranktop.tui.session.findings.arrival import of as arrivals
+from ranktop.tui.session.findings.pace import median
 from ranktop.tui.session.findings.pace import of as paces
 from ranktop.tui.session.findings.scene import scene
 from ranktop.tui.session.state import Snapshot
 
 
 def own_work(snapshot: Snapshot) -> Mapping[int, float]:
-    """Return rank -> seconds of its own work in a step: the phases in which it does not wait for others."""
-    return {pace.rank: pace.own[0].value for paced in paces(scene(snapshot)) for pace in paced.members.values()}
+    """Return rank -> seconds of its own work in a step: the phases in which it does not wait for others.
+
+    Work in the other phases is seen by who waits for whom: it counts as far as it is more than that of the peers.
+    """
+    here = scene(snapshot)
+    late = arrivals(here)
+    out: dict[int, float] = {}
+    for paced in paces(here):
+        middle = median(pace.own[0].value for pace in paced.members.values())
+        for rank, pace in paced.members.items():
+            waited = max(0.0, late[rank].lag) * paced.step if rank in late else 0.0
+            out[rank] = max(pace.own[0].value, middle + waited)
+    return out
 
 
 def arrival_lags(snapshot: Snapshot) -> Mapping[int, float]:
