@@ -25,7 +25,7 @@ Value = Callable[[int, Footprint], float | None]
 OTHER_TOKENS: Final = 1.02
 """Ratio of tokens from which on lengths differ, so that activations follow them."""
 
-STEEPEST: Final = 2.0
+STEEPEST: Final = 1.25
 """Most that activations grow per token, in multiples of the usual bytes per token: more is no effect of the length."""
 
 _PAIRS: Final = 400
