@@ -66,6 +66,13 @@ def test_one_that_lost_its_peer_is_not_to_blame_where_another_failed_by_itself()
     assert "gone first" in alone.advice
 
 
+def test_one_that_lost_its_peer_is_not_named_while_that_peer_may_still_be_missed() -> None:
+    assert found(death, ended(0, "exception", 1, GONE, at=NOW - 0.3), rank(1)) == []
+    assert the(death, ended(0, "exception", 1, GONE, at=NOW - 6), rank(1)).ranks == (0,)
+    assert the(death, ended(0, "exception", 1, GONE, at=NOW - 0.3)).ranks == (0,), "nobody else is left"
+    assert the(death, ended(0, "exception", 1, "KeyError: 'x'", at=NOW - 0.3), rank(1)).ranks == (0,)
+
+
 @pytest.mark.parametrize(
     ("how", "code", "words", "advice"),
     [

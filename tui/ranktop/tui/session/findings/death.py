@@ -89,6 +89,9 @@ def death(scene: Scene) -> Iterable[Finding]:
             return
         if scene.now - (guilty.ended or 0.0) < NOTICED_WITHIN:
             return
+    fresh = scene.now - (guilty.ended or 0.0) < NOTICED_WITHIN
+    if fresh and guilty.end is not None and lost_peer(guilty.end) and any(view.state not in GONE for view in ranks):
+        return  # the peer that it has lost will be missed in a moment
     yield _broken(guilty, [view for view in broken if view is not guilty])
 
 
