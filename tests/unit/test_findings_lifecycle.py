@@ -62,6 +62,7 @@ def test_one_that_lost_its_peer_is_not_to_blame_where_another_failed_by_itself()
     one = the(death, ended(0, "exception", 1, GONE, at=990.0), ended(1, "exception", 1, "KeyError: 'x'", at=990.4))
     assert one.ranks == (1,)
     alone = the(death, ended(0, "exception", 1, GONE, at=990.0), rank(1))
+    assert found(death, ended(0, "exception", 1, GONE, at=NOW - 2), rank(1)) == [], "its peer will be missed"
     assert alone.ranks == (0,)
     assert "gone first" in alone.advice
 

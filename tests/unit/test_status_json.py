@@ -152,7 +152,7 @@ def test_the_table_says_what_a_difference_of_nothing_means_and_where_no_library_
     failed = session()
     detail = "RuntimeError: [/__w/third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection closed by peer"
     end = End(rank=1, how="exception", code=1, detail=detail)
-    failed.feed([Received(Header("end", 1, 11, 0, 9), end, 0.25, 9)])
+    failed.feed([Received(Header("end", 1, 11, 0, 9), end, 8.0, 9)])
     print_table([failed])
     lines = capsys.readouterr().out.splitlines()
     assert any(line.endswith("0: within the rules' error") and len(line) <= 118 for line in lines)

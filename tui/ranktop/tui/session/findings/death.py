@@ -15,8 +15,8 @@ from ranktop.tui.view.text import plain
 from ranktop.wire.schema import End
 
 NOTICED_WITHIN: Final = 5.0
-"""Seconds by which the hub may notice the end of a killed process later than its peers fail because of it; so long a
-rank that was told to go is not called the culprit while others live: their turn may come."""
+"""Seconds by which the hub may notice the end of a killed process later than its peers fail because of it; so long one
+that lost its peer, or was told to go, is not called the culprit while others live."""
 
 TOLD: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals by which somebody ends a process on purpose: a launcher, Ctrl-C, a terminal that closes."""
@@ -82,16 +82,14 @@ def death(scene: Scene) -> Iterable[Finding]:
     if guilty is None:
         return
     broken = [view for view in ranks if view.end is not None and view.state != "ended"]
-    if all(view.end is not None and told_to_go(view.end) for view in broken):
-        alive = [view for view in ranks if view.state not in GONE and view.sample is not None]
-        if not alive:
-            yield _ended_on_purpose(broken, scene)
-            return
-        if scene.now - (guilty.ended or 0.0) < NOTICED_WITHIN:
-            return
+    alive = [view for view in ranks if view.state not in GONE and view.sample is not None]
+    told = all(view.end is not None and told_to_go(view.end) for view in broken)
+    if told and not alive:
+        yield _ended_on_purpose(broken, scene)
+        return
     fresh = scene.now - (guilty.ended or 0.0) < NOTICED_WITHIN
-    if fresh and guilty.end is not None and lost_peer(guilty.end) and any(view.state not in GONE for view in ranks):
-        return  # the peer that it has lost will be missed in a moment
+    if alive and fresh and (told or (guilty.end is not None and lost_peer(guilty.end))):
+        return  # The others are told as well in a moment, or the peer that this one has lost is missed.
     yield _broken(guilty, [view for view in broken if view is not guilty])
 
 
