@@ -153,6 +153,26 @@ def test_ranks_that_wait_for_each_other_are_a_circle() -> None:
     assert "wait for each other" in the_hang(job).sentence
 
 
+def test_a_rank_that_left_a_collective_out_and_waits_in_another_group_is_named() -> None:
+    """Rank 2 has skipped the averaging of the loss (group 1) and is in the next step's backward."""
+    others = Rank((world(136, 136), world(17, 16, name="1")), ALL_REDUCE, "data")
+    job = Standing(one_behind(Rank((world(138, 136), world(16, 16, name="1")), ENGINE), others), backend="gloo").run(14)
+    assert the_hang(job).ranks == (2,)
+    assert the_hang(job).sentence == (
+        "the job has stood for 14 s: rank 2 has not entered all_reduce 17 of group 1, in which the 3 others wait, "
+        "and is in train (train.py:44)"
+    )
+
+
+def test_a_job_that_goes_on_is_heard_of_rank_by_rank_and_nobody_stands_meanwhile() -> None:
+    job = Standing({rank: Rank(BEHIND, VALIDATE, "data") for rank in range(4)}, usual=0.1).run(14)
+    job.steps += 5
+    for rank in (0, 1, 2, 3):
+        job.clock.advance(0.2)
+        job.session.feed([job.message(rank, 0.0)])
+        assert not job.session.snapshot().findings
+
+
 def test_a_rank_that_stands_while_the_others_go_on_is_told() -> None:
     others = Rank(positions=(), goes_on=True)
     job = Standing(one_behind(Rank(positions=(), calls=LOAD), others)).run(14)

@@ -106,6 +106,10 @@ def _sentence(scene: Scene, stall: Stall) -> str:
     if stall.kind == "elsewhere":
         others = f"the {len(stall.waiting)} others" if len(stall.waiting) > 1 else "the other"
         verb = "is" if one else "are"
+        if stall.collective is not None and len(stall.who) < len(stall.waiting):
+            missed = f"{who} {'has' if one else 'have'} not entered {_collective(stall)}, in which {others} wait"
+            place = f", and {verb}{_at(stall.who)}" if _at(stall.who) else ""
+            return f"{stood}: {missed}{place}"
         return f"{stood}: {who} {verb} in another collective than {others}{_against(stall)}"
     if stall.kind == "alone" and not stall.waiting:
         everyone = len(stall.who) > 1

@@ -19,6 +19,15 @@ MOVED_WITHIN: Final = 3.0
 START_SECONDS: Final = 55.0
 """Seconds of looks without any progress after which collectives that disagree before the first step are a hang."""
 
+STEPS_ON: Final = 3
+"""Steps that others must have finished while a rank stands: in lockstep they are at most one ahead."""
+
+HEARD_WITHIN: Final = 1.0
+"""Seconds by which what is heard of two ranks may be apart."""
+
+NAMED: Final = 4
+"""Ranks that are asked whether they go on."""
+
 GOES_ON: Final = 2.0
 """Seconds since its last step within which a rank goes on, or two usual steps."""
 
@@ -66,13 +75,27 @@ def _stall(scene: Scene) -> Stall | None:
         return _all_stand(ranks, alive, age, age - limit)
     if age > max(GOES_ON, 2 * usual):
         return None
-    apart = [
-        view for view in alive if ages.get(view.rank, 0.0) > limit and (not view.stale or view.process == "stopped")
-    ]
-    if not apart:
+    heard = [view for view in alive if not view.stale or view.process == "stopped"]
+    apart = [view for view in heard if ages.get(view.rank, 0.0) > limit]
+    if not apart or not any(_goes_on(view, apart) for view in _without(heard, apart)[:NAMED]):
         return None
     age = min(ages[view.rank] for view in apart)
     return Stall("apart", age, age - limit, tuple(apart))
+
+
+def _goes_on(view: RankView, apart: Sequence[RankView]) -> bool:
+    """Tell whether a rank had gone on for steps when those that stand were last heard.
+
+    A job that goes on after a stand is heard of rank by rank; until all are, some seem to stand still.
+    """
+    if view.history is None:
+        return False
+    heard = min((one.history.last("t") or 0.0) for one in apart if one.history is not None)
+    began = max(heard - (one.sample.step_age or 0.0) for one in apart if one.sample is not None)
+    points = list(zip(view.history.column("t"), view.history.column("step"), strict=True))
+    before = [step for t, step in points if t <= began + HEARD_WITHIN]
+    since = [step for t, step in points if t <= heard - HEARD_WITHIN]
+    return bool(before and since) and since[-1] - before[-1] >= STEPS_ON
 
 
 def _at_the_start(alive: Sequence[RankView]) -> Stall | None:
@@ -95,7 +118,7 @@ def _all_stand(ranks: Sequence[RankView], alive: Sequence[RankView], age: float,
     members = [view for view in ranks if view.sample is not None]
     found = _by_positions(members, age, overdue)
     if found is not None:
-        return found if found.kind == "circle" else _qualified(found, speaking)
+        return _qualified(found, speaking) if found.kind == "behind" else found
     if any(view.state == "ended" for view in ranks):
         return Stall("finishing", age, overdue, tuple(speaking))
     silent = _without(alive, speaking)
@@ -137,7 +160,7 @@ def _qualified(found: Stall, speaking: Sequence[RankView]) -> Stall:
     mismatched = len(found.who) > len(found.waiting) and all(
         view.stack is not None and waits(view.stack.calls) for view in found.who
     )
-    return _as(found, "elsewhere", found.waiting, found.who) if mismatched else found
+    return Stall("elsewhere", found.age, found.overdue, found.waiting, found.who) if mismatched else found
 
 
 def _as(found: Stall, kind: str, who: tuple[RankView, ...], waiting: tuple[RankView, ...] | None = None) -> Stall:
@@ -172,15 +195,40 @@ def _by_positions(members: Sequence[RankView], age: float, overdue: float) -> St
         return None
     if not any(roots.values()):
         # They wait for each other in a circle: the same collectives, in different orders.
+        left_out = _same_minority(behind, ahead)
+        if left_out is not None:
+            name, who = left_out
+            return Stall("elsewhere", age, overdue, who, _without(members, who), name, lowest[name] + 1)
         circle = {view.rank: view for views in behind.values() for view in views}
         around = tuple(circle[rank] for rank in sorted(circle))
         return Stall("circle", age, overdue, around, _without(members, around))
     name = max(roots, key=lambda group: (bool(roots[group]), len(ahead[group])))
-    who = {view.rank: view for views in roots.values() for view in views}
+    waited = {view.rank: view for views in roots.values() for view in views}
     waiting = tuple({view.rank: view for views in ahead.values() for view in views if view.state not in GONE}.values())
     if not waiting:
         return None
-    return Stall("behind", age, overdue, tuple(who[rank] for rank in sorted(who)), waiting, name, lowest[name] + 1)
+    return Stall(
+        "behind", age, overdue, tuple(waited[rank] for rank in sorted(waited)), waiting, name, lowest[name] + 1
+    )
+
+
+def _same_minority(
+    behind: Mapping[str, list[RankView]], ahead: Mapping[str, list[RankView]]
+) -> tuple[str, tuple[RankView, ...]] | None:
+    """Return the few ranks that stand against the many in every group, and the group in which they are behind.
+
+    They have left a collective out and wait in the next one, of another group.
+    """
+    found: set[tuple[int, ...]] = set()
+    left_out: list[tuple[str, tuple[RankView, ...]]] = []
+    for name, late in behind.items():
+        few = late if len(late) < len(ahead[name]) else ahead[name]
+        if len(late) == len(ahead[name]):
+            return None
+        found.add(tuple(sorted(view.rank for view in few)))
+        if few is late:
+            left_out.append((name, tuple(late)))
+    return left_out[0] if len(found) == 1 and left_out else None
 
 
 def _groups(members: Sequence[RankView]) -> Mapping[str, list[tuple[RankView, int]]]:
