@@ -1,0 +1,23 @@
+"""Ranks that are slow in real jobs: which, in what, by how much and why. All cases: ``tests/bench/faults_all.py``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from faults_cases import TIME, checked, fact, only
+from jobs import Viewer
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("run_directory")]
+
+
+@pytest.mark.timeout(240)
+def test_slow_ranks_of_ddp(tmp_path: Path, viewer: Viewer) -> None:
+    outcomes = checked(only(TIME[0], "sleep-forward", "tokens"), viewer, tmp_path)
+    slow, tokens = (outcome.finding for outcome in outcomes)
+    assert slow is not None
+    assert tokens is not None
+    assert slow.sentence.startswith("rank 1 does")
+    lost = fact(slow, "cost of each step") / fact(slow, "median of")
+    assert 0.12 < lost < 0.6, "30 % of the usual step, which is not all own work"
+    assert fact(tokens, "tokens per step") == 6 * 64
