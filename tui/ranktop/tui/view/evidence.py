@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Final
 
@@ -30,6 +30,8 @@ WIDE: Final = 110
 """Cells from which on numbers and plot stand side by side."""
 PLOT: Final = 50
 """Cells that the plot keeps beside the numbers."""
+CALLER: Final = ": caller "
+"""In the name of a fact that is a call of a stack, which is shown whole."""
 STUCK: Final = ("hang", "pause")
 """Rules for which it matters where Python stands."""
 
@@ -91,6 +93,11 @@ def _body(reading: Reading, snapshot: Snapshot, options: Options, width: int) ->
         advice = plain(finding.advice)
         lines += [pad((), width), *_titled("do", advice[:1].upper() + advice[1:], width)]
     lines += [pad((), width), *_circumstances(finding, snapshot, width)]
+    stacks = _stacks(finding, snapshot, width)
+    if stacks:
+        lines += stacks
+        shown = tuple(one for one in finding.evidence if CALLER not in one.name)
+        finding = replace(finding, evidence=shown)
     wide = width >= WIDE and bool(finding.evidence) and finding.plot is not None
     numbers = _numbers(finding, width - PLOT - 5 if wide else width - 1)
     if numbers:
@@ -102,7 +109,7 @@ def _body(reading: Reading, snapshot: Snapshot, options: Options, width: int) ->
     else:
         lines += [pad(line, width) for line in numbers]
         lines += [pad((), width), *(pad(line, width) for line in plot)] if plot else []
-    return [*lines, *_stacks(finding, snapshot, width)]
+    return lines
 
 
 def _identity(reading: Reading, snapshot: Snapshot, options: Options, width: int) -> Line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -13,6 +14,8 @@ SIMULATED: Final = "SIMULATED"
 LABEL: Final = (f" {SIMULATED} ", "frozen")
 
 BRAND: Final = " ranktop "
+
+_GAP: Final = re.compile(" {2,}")
 
 
 def simulated(cards: Iterable[Card | None]) -> bool:
@@ -38,9 +41,9 @@ def _labelled(line: Line) -> Line:
         rest[0] = (text.removeprefix(BRAND), style)
     over = len(LABEL[0]) + length(rest) - width
     # The room is taken from the widest gap, so that what stands at the right stays there.
-    gaps = [at for at, (text, _) in enumerate(rest) if text.endswith("  ")]
+    gaps = [(at, gap.start(), gap.end()) for at, (text, _) in enumerate(rest) for gap in _GAP.finditer(text)]
     if over > 0 and gaps:
-        at = max(gaps, key=lambda one: len(rest[one][0]) - len(rest[one][0].rstrip(" ")))
+        at, start, end = max(gaps, key=lambda gap: gap[2] - gap[1])
         text, style = rest[at]
-        rest[at] = (text[: max(len(text.rstrip(" ")) + 1, len(text) - over)], style)
+        rest[at] = (text[: max(start + 1, end - over)] + text[end:], style)
     return pad((LABEL, *rest), width, "head")

@@ -77,7 +77,9 @@ def _ended(view: RankView) -> str:
     if view.state == "killed":
         return plain(end.detail) if end.detail.startswith("SIG") else f"killed {end.code or ''}".rstrip()
     if view.state == "failed":
-        return plain(end.detail.split(":")[0]) or f"exit {end.code}"
+        kind = plain(end.detail.split(":")[0])
+        # An exception's module tells less than its name, and there is room for one of them.
+        return kind.rpartition(".")[2] if " " not in kind and kind else kind or f"exit {end.code}"
     return "vanished"
 
 
