@@ -232,3 +232,14 @@ def test_many_ranks_that_hold_more_are_one_finding() -> None:
     assert found.peers == tuple(range(9, 24))
     assert found.sentence.startswith("ranks 0-8 hold ")
     assert found.sentence.endswith(" GiB more activations than the other 15")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_jump_of_one_of_two_ranks_is_soon_found(known: bool) -> None:
+    class Told(Lab):
+        def sample(self, rank: int) -> Sample:
+            return super().sample(rank) if known else without_tokens(super().sample(rank))
+
+    lab = Told(2, ddp_plan(2), gpt(), activations=8 * GIB, changes=[add(1, "activations", 4 * GIB, since=15)]).run(18)
+    for _ in range(20):
+        assert lab.run(1).the("memory").ranks == (1,)

@@ -49,6 +49,22 @@ def lengths(seed: int) -> Lab:
     return Lab(ranks, ddp_plan(ranks), gpt(), activations=8 * GIB, seed=seed, tokens=tokens)
 
 
+def last_micro_batch(seed: int) -> Lab:
+    """Two ranks that accumulate batches of many lengths: what is seen is the last one's, the tokens are all of them."""
+    rng = random.Random(seed)
+
+    def varying(who: int, step: int, moment: str, held: dict[str, int]) -> None:
+        if moment in ALIVE:
+            held["activations"] = drawn.setdefault((who, step), int(3 * GIB * rng.lognormvariate(0, 0.6)))
+
+    drawn: dict[tuple[int, int], int] = {}
+    tokens: dict[tuple[int, int], int] = {}
+    return Lab(
+        2, replace(ddp_plan(2), batch=replace(BATCH, accumulation=8)), gpt(), seed=seed, changes=[varying],
+        tokens=lambda rank, step: tokens.setdefault((rank, step), int(32768 * rng.lognormvariate(0, 0.2))),
+    )  # fmt: skip
+
+
 def more_tokens(seed: int) -> Lab:
     """A rank with half as many tokens again: the rule about tokens tells it."""
     return Lab(5, fsdp_plan(5), seed=seed, tokens=lambda rank, step: 6144 if rank == 2 else 4096)
@@ -97,7 +113,16 @@ def accumulating(seed: int) -> Lab:
     return Lab(4, plan, gpt(), activations=6 * GIB, changes=[change], seed=seed, noise=0.004)
 
 
-KINDS: tuple[Callable[[int], Lab], ...] = (noisy, lengths, more_tokens, malloc, uneven, stages, accumulating)
+KINDS: tuple[Callable[[int], Lab], ...] = (
+    noisy,
+    lengths,
+    last_micro_batch,
+    more_tokens,
+    malloc,
+    uneven,
+    stages,
+    accumulating,
+)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))

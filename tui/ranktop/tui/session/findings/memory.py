@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
@@ -163,13 +163,13 @@ class _Judge:
             return
         tokens = by_tokens(self.windows, self.moment) if self.category == "activations" else None
         values = self._values(tokens)
-        noise = self._noise(raw) if self.category == "activations" and tokens is None else 0.0
+        noises = self._noises(values[-1]) if self.category == "activations" else {}
         pair = len(self.windows) == 2
         shared = [] if pair else [column(self.windows, self.moment, self.category, value) for value in values]
         for rank, size in raw.middles.items():
             own = self._columns(values, rank) if pair else shared
             usual = next(held for other, held in raw.middles.items() if other != rank) if pair else raw.middle
-            found = self._least(rank, own, usual, noise)
+            found = self._least(rank, own, usual, self._noise(raw, noises, rank, tokens is not None))
             view = self.scene.snapshot.rank(rank)
             if found is None or view is None:
                 continue
@@ -193,15 +193,25 @@ class _Judge:
             return [measured]
         return [found[0], measured] if self.category == "activations" else [found[0]]
 
-    def _noise(self, raw: Column) -> float:
-        """Return how much activations vary by themselves, where no length tells why; 0 if they don't."""
-        found = raw.spread
-        if len(self.windows) <= MANY:
-            views = [view for view in self.group.members if view.rank in self.windows]
-            each = [[size for step in settled(view) if (size := raw.value(view.rank, step))] for view in views]
-            apart = [median(abs(one - median(own)) for one in own) for own in each if own]
-            found = max(found, NORMAL * median(apart) if apart else 0.0)
-        return UNKNOWN_LENGTHS * found if found > VARYING * raw.middle else 0.0
+    def _noises(self, value: Value) -> dict[int, float]:
+        """Return how much the activations of each rank vary over all its footprints: lengths may drift slowly."""
+        noises: dict[int, float] = {}
+        for view in self.group.members if len(self.windows) <= MANY else ():
+            known = [size for step in settled(view) if (size := value(view.rank, step)) is not None]
+            if len(known) > 2:
+                centre = median(known)
+                noises[view.rank] = NORMAL * median(abs(one - centre) for one in known)
+        return noises
+
+    def _noise(self, raw: Column, noises: Mapping[int, float], rank: int, lengths: bool) -> float:
+        """Return how much activations vary by themselves, as the peers of a rank do; more with no ``lengths`` known."""
+        if self.category != "activations":
+            return 0.0
+        others = [noise for other, noise in noises.items() if other != rank]
+        found = median(others) if others else raw.spread
+        if found <= VARYING * raw.middle:
+            return 0.0
+        return found if lengths else UNKNOWN_LENGTHS * found
 
     def _least(
         self, rank: int, columns: list[Column | None], usual: float, noise: float
