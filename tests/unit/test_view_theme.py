@@ -160,3 +160,17 @@ def test_ascii_without_a_utf8_locale(environment: dict[str, str], speaks: bool) 
 def test_an_output_that_is_not_utf8_gets_ascii() -> None:
     assert not speaks_unicode({}, "ascii")
     assert not speaks_unicode({"LANG": "en_US"}, "iso8859-1")
+
+
+@pytest.mark.parametrize("blindness", BLINDNESS)
+@pytest.mark.parametrize("palette", [DARK, LIGHT], ids=lambda palette: palette.name)
+def test_shades_of_the_grid_are_told_apart_and_can_be_read(palette: Palette, blindness: str) -> None:
+    cells = [palette.words[f"heat{level}"].split(" on ") for level in range(10)]
+    grounds = [ground for _, ground in cells]
+    for far in (grounds[0], grounds[9]):
+        assert distance(far, grounds[4], blindness) > 35
+    assert distance(grounds[0], grounds[9], blindness) > 35
+    for level in (0, 1, 2, 7, 8):
+        assert distance(grounds[level], grounds[level + 1], blindness) > 8, "neighbours beyond the middle differ"
+    for ink, ground in cells:
+        assert abs(lab(ink, blindness)[0] - lab(ground, blindness)[0]) > 35, (ink, ground)
