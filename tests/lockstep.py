@@ -18,7 +18,8 @@ from ranktop.probes.reading import Collectives, DeviceDetail, DeviceIdentity, De
 from ranktop.tui.session.source import Received, Reset
 from ranktop.tui.session.state import Session
 from ranktop.wire.codec import decode_body, encode_body
-from ranktop.wire.schema import LOOK_SECONDS, Body, Card, Device, Header, Job, Look, Sample, Stack
+from ranktop.wire.look_times import time_of
+from ranktop.wire.schema import Body, Card, Device, Header, Job, Look, Sample, Stack
 
 GPU_MEMORY = 80 * 1024**3
 
@@ -205,9 +206,9 @@ class Lockstep:
                     read = end
             told = count
             looks = []
-            while (slot + 1) * LOOK_SECONDS <= at:
+            while time_of(slot + 1) <= at:
                 slot += 1
-                looks.append(Look(slot, (self.position(rank, slot * LOOK_SECONDS),)))
+                looks.append(Look(slot, (self.position(rank, time_of(slot)),)))
             out.append((at, self._sample(rank, at, count, ends, steps[-16:], looks)))
             at += interval
         return out

@@ -11,13 +11,14 @@ import torch.distributed as dist
 
 from ranktop.agent.looks import GROUPS, LATE, WAITING, Looks
 from ranktop.probes.collectives import CollectiveProbe
+from ranktop.wire.look_times import slot_at, time_of
 from ranktop.wire.schema import LOOK_SECONDS, Look
 
 
 class Job:
     """Groups that advance as the test says, on a clock that the test moves."""
 
-    def __init__(self, now: float = 100.1) -> None:
+    def __init__(self, now: float = 99.99) -> None:
         self.now = now
         self.groups: dict[str, int | None] = {"0": 5, "1": None}
         self.asked = 0
@@ -36,40 +37,59 @@ class Job:
         return self.now
 
 
-def test_looks_are_taken_as_the_clock_passes_multiples_whatever_the_start() -> None:
-    for start in (100.01, 100.1, 100.24):
-        job = Job(start)
+FIRST, SECOND, THIRD = (time_of(slot) for slot in (400, 401, 402))
+
+
+def test_looks_are_taken_at_the_same_times_whatever_the_start() -> None:
+    for early in (0.13, 0.05, 0.001):
+        job = Job(FIRST - early)
         looks = Looks(job, job.clock)
-        assert looks.due() == 100.25
+        assert looks.due() == FIRST
         looks.look()
         assert job.asked == 0, "too early"
-        for job.now in (100.251, 100.3, 100.512):
+        for job.now in (FIRST + 0.001, FIRST + 0.05, SECOND + 0.012):
             looks.look()
-        assert looks.take(["0", "1"]) == (Look(401, (5, None)), Look(402, (5, None)))
-        assert looks.due() == 100.75
+        assert looks.take(["0", "1"]) == (Look(400, (5, None)), Look(401, (5, None)))
+        assert looks.due() == THIRD
         assert looks.take(["0", "1"]) == ()
 
 
-def test_the_slot_is_the_rounded_time() -> None:
+def test_the_slot_is_that_of_its_time() -> None:
     job = Job()
     looks = Looks(job, job.clock)
     for late in (0.0, LATE / 2, LATE):
         job.now = (looks.due() or 0.0) + late
         looks.look()
-        assert looks.take(["0", "1"])[-1].slot == round(job.now / LOOK_SECONDS)
+        assert looks.take(["0", "1"])[-1].slot == slot_at(job.now)
+
+
+def test_times_and_slots_are_each_others_inverse_and_rise() -> None:
+    for slot in (*range(2000), *range(4 * 10**8, 4 * 10**8 + 50)):
+        due, following = time_of(slot), time_of(slot + 1)
+        assert slot * LOOK_SECONDS <= due < (slot + 1) * LOOK_SECONDS
+        assert 0.15 < following - due < 0.41
+        assert slot_at(due) == slot == slot_at((due + following) / 2)
+        assert slot_at(due - 1e-6) == slot - 1
+
+
+@pytest.mark.parametrize("step", [0.125, 0.25, 0.5, 0.75, 1.0, 2.0, 1.25, 0.1545, 0.4045, 0.618])
+def test_looks_see_all_parts_of_a_step_that_takes_always_as_long(step: float) -> None:
+    """In half a minute each tenth of the step gets its share of 120 looks, give or take."""
+    seen = [int(10 * (time_of(slot) / step % 1.0)) for slot in range(1000, 1120)]
+    assert all(4 <= seen.count(part) <= 24 for part in range(10))
 
 
 @pytest.mark.parametrize(("late", "asking"), [(LATE + 0.001, 0.0), (0.3, 0.0), (0.0, LATE + 0.001), (LATE, 0.001)])
 def test_a_late_look_is_dropped_and_the_next_one_is_not(late: float, asking: float) -> None:
     job = Job()
     looks = Looks(job, job.clock)
-    job.now, job.asking_takes = 100.25 + late, asking
+    job.now, job.asking_takes = FIRST + late, asking
     looks.look()
     assert looks.take(["0", "1"]) == ()
     job.asking_takes = 0.0
     due = looks.due()
     assert due is not None
-    assert due > 100.25 + late
+    assert due > FIRST + late
     job.now = due
     looks.look()
     assert len(looks.take(["0", "1"])) == 1
@@ -91,15 +111,15 @@ def test_without_groups_nothing_is_due_and_nothing_is_asked() -> None:
     job.groups = {}
     looks = Looks(job, job.clock)
     assert looks.due() is None
-    job.now = 100.25
+    job.now = FIRST
     looks.look()
     assert job.asked == 0
     job.groups = {"0": 1}
-    assert looks.due() == 100.5, "a group that comes is looked at from then on"
-    job.now = 100.5
+    assert looks.due() == SECOND, "a group that comes is looked at from then on"
+    job.now = SECOND
     looks.look()
     job.groups = {}
-    job.now = 100.75
+    job.now = THIRD
     looks.look()
     assert looks.due() is None, "and not after its end"
     assert looks.take([]) == (), "positions of what is gone belong to no group"
@@ -108,12 +128,12 @@ def test_without_groups_nothing_is_due_and_nothing_is_asked() -> None:
 def test_positions_are_in_the_order_of_the_samples_groups() -> None:
     job = Job()
     looks = Looks(job, job.clock)
-    job.now = 100.25
+    job.now = FIRST
     looks.look()
     job.groups = {"1": 3, "0": 6, "2": 0}
-    job.now = 100.5
+    job.now = SECOND
     looks.look()
-    assert looks.take(["1", "0", "2"]) == (Look(401, (None, 5, None)), Look(402, (3, 6, 0)))
+    assert looks.take(["1", "0", "2"]) == (Look(400, (None, 5, None)), Look(401, (3, 6, 0)))
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from ranktop.agent.simulation.faults import Fault, parse
 from ranktop.agent.simulation.job import Setup
 from ranktop.agent.simulation.timing import Step, Timeline
 from ranktop.agent.simulation.voice import Job, Voice
-from ranktop.wire.schema import LOOK_SECONDS, Sample
+from ranktop.wire.look_times import slot_at
+from ranktop.wire.schema import Sample
 
 SLOW = Fault("straggler", rank=5, by=0.1)
 
@@ -134,4 +135,4 @@ def test_the_steps_and_looks_that_are_told_have_no_gap() -> None:
     assert indexes == list(range(1, indexes[-1] + 1))
     assert indexes[-1] > 30
     assert slots == list(range(slots[0], slots[-1] + 1))
-    assert slots[-1] == int(5011.37 / LOOK_SECONDS)
+    assert slots[-1] == slot_at(5011.37)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from ranktop.wire.schema import LOOK_SECONDS, Look
+from ranktop.wire.look_times import slot_at, time_of
+from ranktop.wire.schema import Look
 
 LATE: Final = 0.02
 """Seconds after its time at which a look would say what was true at another time."""
@@ -39,7 +39,7 @@ class Looks:
         """``clock`` is CLOCK_MONOTONIC in seconds, which the processes of a node share."""
         self._positions = positions
         self._clock = clock
-        self._slot = _next_slot(clock())
+        self._slot = slot_at(clock()) + 1
         self._names: tuple[str, ...] = ()
         """Of the groups at the last look; empty: none was worth one."""
         self._taken: deque[tuple[int, tuple[str, ...], tuple[int | None, ...]]] = deque(maxlen=WAITING)
@@ -48,15 +48,16 @@ class Looks:
         """Return when the next look is due by the clock; None while there is nothing to look at."""
         if not self._names:
             self._names = self._positions.to_look_at(GROUPS)
-        return self._slot * LOOK_SECONDS if self._names else None
+        return time_of(self._slot) if self._names else None
 
     def look(self) -> None:
         """Look if it is time, and not too late."""
         now, slot = self._clock(), self._slot
-        latest = slot * LOOK_SECONDS + LATE
-        if now < slot * LOOK_SECONDS:
+        due = time_of(slot)
+        latest = due + LATE
+        if now < due:
             return
-        self._slot = _next_slot(now)
+        self._slot = slot_at(now) + 1
         if now > latest:
             return
         self._names = self._positions.to_look_at(GROUPS)
@@ -77,7 +78,3 @@ class Looks:
             looks.append(Look(slot, found))
         self._taken.clear()
         return tuple(looks)
-
-
-def _next_slot(now: float) -> int:
-    return math.floor(now / LOOK_SECONDS) + 1

@@ -24,8 +24,8 @@ from ranktop.probes.reading import (
 )
 
 LOOK_SECONDS: Final = 0.25
-"""Spacing of the looks at the collectives' positions. Each is taken when CLOCK_MONOTONIC passes a multiple of this, so
-that ranks of one node look at the same time."""
+"""Mean spacing of the looks at the collectives' positions, which ranks of one node take at the same times
+(``look_times``)."""
 
 SCHEMA_VERSION: Final = 1
 """Rises when an older reader would misread a message; both sides must have the same."""
@@ -133,7 +133,7 @@ class Look(msgspec.Struct, array_like=True, frozen=True):
     """How many collectives this rank had enqueued at one time."""
 
     slot: int
-    """``round(CLOCK_MONOTONIC / LOOK_SECONDS)``: ranks of one node that name the same slot looked at the same time."""
+    """``floor(CLOCK_MONOTONIC / LOOK_SECONDS)``: ranks of one node that name the same slot looked at the same time."""
     positions: tuple[int | None, ...] = ()
     """``enqueued`` of each group of the sample's ``collectives``, in its order."""
 

@@ -13,6 +13,7 @@ from ranktop.agent.simulation.memory import MIB, Device, Held
 from ranktop.agent.simulation.timing import NEVER, Step, Timeline
 from ranktop.budget.terms import Memory
 from ranktop.probes.reading import Collectives, DeviceReading, GroupPosition, StepTimes
+from ranktop.wire.look_times import slot_at, time_of
 from ranktop.wire.schema import (
     LOOK_SECONDS,
     Box,
@@ -259,12 +260,12 @@ class Voice:
         return Collectives((GroupPosition("0", "default_pg", self._job.setup.ranks, enqueued, completed),))
 
     def _looks(self, timeline: Timeline, t: float, clock: float) -> tuple[Look, ...]:
-        last = int(clock / LOOK_SECONDS)
+        last = slot_at(clock)
         first = last - int(INTERVAL / LOOK_SECONDS) if self._slot is None else self._slot
         self._slot = last
         looks = []
         for slot in range(max(first + 1, last - 40), last + 1):
-            at = t - (clock - slot * LOOK_SECONDS)
+            at = t - (clock - time_of(slot))
             step = timeline.step_at(self.rank, at) if at >= timeline.begin else None
             if step is not None:
                 looks.append(Look(slot, (timeline.position(step, self.rank, at)[0],)))
