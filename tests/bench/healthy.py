@@ -19,6 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 from faults_healthy import KINDS, Report, run
 from jobs import Viewer
 
+START = 8.0
+"""Seconds to a job's first step, and from its last to its end."""
+
 
 def show(name: str, report: Report) -> None:
     """Print what was said of one job."""
@@ -54,7 +57,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as folder:
             os.environ["RANKTOP_RUN_DIR"] = str(Path(folder) / "run")
             viewer = Viewer()
-            report = run(kind, viewer, Path(folder), max(10.0, left / (len(kinds) - number)), options.interval)
+            report = run(kind, viewer, Path(folder), max(10.0, left / (len(kinds) - number) - START), options.interval)
             viewer.close()
         show(name, report)
         bad += report.bad

@@ -70,14 +70,15 @@ KINDS: Final = {
 
 
 def run(kind: Kind, viewer: Viewer, directory: Path, seconds: float, interval: str = "1") -> Report:
-    """Follow the job for so long (its start included), then let it end, and see that end as well."""
+    """Follow the job for so long from its first step, then let it end, and see that end as well."""
     report = Report()
     began = time.monotonic()
     demo = kind.launch == ("demo",)
     arguments = (*kind.arguments, "--minutes", str(seconds / 60)) if demo else kind.arguments
     with followed(viewer, directory, kind.ranks, *arguments, launch=kind.launch, RANKTOP_INTERVAL=interval) as follower:
         try:
-            watch(follower, report, began + seconds)
+            follower.until(lambda snapshot: snapshot.step > 0, PATIENCE)
+            watch(follower, report, time.monotonic() + seconds)
             if not demo:
                 (directory / "over").touch()
             follower.until(lambda snapshot: snapshot.state == "ended", 60)
@@ -93,7 +94,6 @@ def run(kind: Kind, viewer: Viewer, directory: Path, seconds: float, interval: s
 
 def watch(follower: Follower, report: Report, until: float) -> None:
     """Look every second, and ask now and then."""
-    follower.until(lambda snapshot: snapshot.step > 0, PATIENCE)
     asked = time.monotonic()
     while time.monotonic() < until and follower.process.poll() is None:
         report.steps = max(report.steps, follower.look(1.0).step)

@@ -15,8 +15,8 @@ MODEL = 4 * (2 * 8192 * 256 + 16 * 256 + 2 * (12 * 256**2 + 13 * 256) + 2 * 256)
 
 
 @pytest.mark.timeout(240)
-def test_a_copy_and_a_leak(tmp_path: Path, viewer: Viewer) -> None:
-    copy, leak = (outcome.finding for outcome in checked(only(MEMORY[0], "copy", "leak"), viewer, tmp_path))
+def test_a_leak_and_a_copy(tmp_path: Path, viewer: Viewer) -> None:
+    leak, copy = (outcome.finding for outcome in checked(only(MEMORY[0], "leak", "copy"), viewer, tmp_path))
     assert copy is not None
     assert leak is not None
     assert copy.subject == "activations", "nothing that trains holds it"
