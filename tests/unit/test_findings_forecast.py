@@ -177,6 +177,28 @@ def test_causes(more: dict[str, Any], cause: str, words: str) -> None:
         assert "expandable_segments:True" in found.advice
 
 
+def test_what_cannot_help_is_not_advised() -> None:
+    needs = box(asked=70 * GIB, free=GIB)
+    assert (
+        "By the budget no single change of plan makes room for the 69.0 GiB that are missing"
+        in boxed(needs).the("oom").advice
+    )
+    found = boxed(box(asked=3000 * GIB, free=GIB, limit=4000 * GIB)).the("oom")
+    assert "no single change" in found.advice
+    assert "(-" not in found.advice, "what saves a fiftieth of what is missing is no remedy"
+    large = boxed(box(asked=90 * GIB)).the("oom")
+    assert "larger than all of the memory" in large.advice
+    assert "By the budget" not in large.advice
+
+
+def test_under_a_limit_of_its_own_others_do_not_matter() -> None:
+    own = {"limit": "the process's own limit on its address space (ulimit -v)"}
+    found = boxed(box(reasons=own, memory=Memory(other=9 * GIB, runtime=GIB))).the("oom")
+    assert found.subject == "full"
+    assert found.sentence.endswith("the limit is the process's own limit on its address space (ulimit -v)")
+    assert "other processes" not in found.sentence
+
+
 def test_ranks_that_fail_alike_are_one_finding() -> None:
     lab = boxed(box(3))
     lab.send([], [box(5), box(4)])

@@ -98,6 +98,12 @@ def test_a_rank_that_cannot_come_is_named(rank: Rank, why: str) -> None:
     assert the_hang(job).severity == "critical"
 
 
+def test_a_job_of_which_all_ranks_are_stopped_was_suspended_and_nobody_waits() -> None:
+    job = Standing({rank: Rank(silent=True, process="stopped") for rank in range(4)}).run(14)
+    assert the_hang(job).severity == "warning"
+    assert the_hang(job).sentence == "the job has stood for 14 s: all ranks are stopped (SIGSTOP, or a debugger)"
+
+
 def test_a_rank_that_was_killed_is_told_as_dead_and_not_as_a_hang() -> None:
     job = Standing(one_behind(Rank(BEHIND, ended=End(rank=2, how="signal", code=9)))).run(14)
     assert [finding.rule for finding in job.told[-1][1].findings] == ["death"]

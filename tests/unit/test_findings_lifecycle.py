@@ -11,6 +11,7 @@ from ranktop.tui.session.findings.missing import missing
 from ranktop.tui.session.findings.restart import restart
 from ranktop.tui.session.findings.silent import silent
 from ranktop.tui.session.findings.versions import versions
+from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.rank import RankView
 from ranktop.wire.schema import End, Versions
 
@@ -142,6 +143,40 @@ def test_ranks_that_alone_are_in_a_later_life_are_named() -> None:
     assert one.severity == "info"
 
 
+def test_a_rank_that_lost_its_peer_is_not_named_before_that_peer_has_begun_anew() -> None:
+    lost = End(rank=0, how="exception", code=1, detail=GONE)
+    broke = End(rank=1, how="exception", code=1, detail="RuntimeError: a link went down")
+    first = the(restart, rank(0, restart=1, former=lost), rank(1))
+    assert "Connection closed" not in first.sentence
+    both = the(restart, rank(0, restart=1, former=lost), rank(1, restart=1, former=broke))
+    assert both.sentence.endswith("before, rank 1 failed (exit code 1): RuntimeError: a link went down")
+
+
+def test_an_error_of_torchs_allocator_keeps_its_sentence() -> None:
+    raised = (
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate memory: "
+        "you tried to allocate 8589934592 bytes. Error code 12 (Cannot allocate memory)"
+    )
+    one = the(death, ended(0, "exception", 1, raised), rank(1))
+    assert one.sentence.startswith("rank 0 failed (exit code 1): RuntimeError: DefaultCPUAllocator: can't allocate")
+    bare = the(death, ended(0, "exception", 1, "RuntimeError: [enforce fail at pair.cc:42] op.offset < size"), rank(1))
+    assert bare.sentence == "rank 0 failed (exit code 1): RuntimeError: op.offset < size"
+
+
+def test_ranks_are_told_in_one_way_and_many_are_counted() -> None:
+    assert ranks_words([5, 1], "keep") == "ranks 1, 5 keep"
+    assert ranks_words([3], "keep") == "rank 3 keeps"
+    assert ranks_words(range(0, 1024, 2), "keep") == "512 ranks (0, 2, 4, ...) keep"
+
+
+def test_a_short_silence_is_not_told_and_many_silent_ranks_are_one_finding() -> None:
+    assert found(silent, rank(0), rank(1, age=2.0, state="silent")) == []
+    quiet = [rank(number, age=4.0 + number / 16, card={"node": f"n{number}"}) for number in range(1, 20)]
+    one = the(silent, rank(0), *quiet)
+    assert one.ranks == tuple(range(1, 20))
+    assert one.sentence.startswith("ranks 1-19 are silent for 4.1 s to 5.2 s: nothing is known")
+
+
 def test_a_stopped_rank_is_said_to_be_stopped_at_once() -> None:
     one = the(silent, rank(0), rank(1), rank(2, age=4.0, process="stopped"))
     assert one.sentence == "rank 2 is silent for 4.0 s: its process is stopped (SIGSTOP or a debugger)"
@@ -160,7 +195,7 @@ def test_silent_ranks_of_one_node_are_one_finding_and_unknown_words_are_made_pla
     quiet = [rank(number, age=20.0 + number, process="zombie\x1b[31m") for number in (8, 9, 10)]
     one = the(silent, rank(0), *quiet)
     assert one.ranks == (8, 9, 10)
-    assert one.sentence == "ranks 8-10 are silent for 30 s: their processes are zombie"
+    assert one.sentence == "ranks 8-10 are silent for 28 s to 30 s: their processes are zombie"
 
 
 def test_when_nobody_speaks_the_way_to_them_is_suspected() -> None:
@@ -246,3 +281,10 @@ def test_what_is_not_known_and_what_is_another_program_is_not_compared() -> None
     tie = the(versions, rank(0), rank(1, card={"code": "bbbbbbbb"}))
     assert tie.ranks == (1,)
     assert tie.sentence == "rank 1 runs another train.py than rank 0"
+
+
+def test_while_ranks_are_on_their_way_nobody_is_the_odd_one() -> None:
+    early = [rank(0, step=0, uptime=2), rank(2, step=0, uptime=2, card={"code": "bbbbbbbb"})]
+    assert found(versions, early[0], absent(1), early[1]) == []
+    late = [rank(0, step=0, uptime=90), absent(1), rank(2, step=0, uptime=90, card={"code": "bbbbbbbb"})]
+    assert the(versions, *late).ranks == (2,)

@@ -164,7 +164,7 @@ def test_small_ones_are_worth_knowing_only() -> None:
     assert (small().numel * 4) // 2 < 10 * MIB
     found = lab.run(6).the("no_sync")
     assert found.severity == "info"
-    assert found.sentence.startswith("set_requires_gradient_sync(False) keeps whole gradients on ranks 0 and 1")
+    assert found.sentence.startswith("set_requires_gradient_sync(False) keeps whole gradients on ranks 0, 1")
 
 
 def test_fsdp1_has_another_word_for_it() -> None:

@@ -19,7 +19,6 @@ from ranktop.tui.session.findings.sizes import (
     SHORT,
     WORDS,
     model_sized,
-    ranks_words,
     short_size,
     sized,
     summed,
@@ -27,6 +26,7 @@ from ranktop.tui.session.findings.sizes import (
 )
 from ranktop.tui.session.findings.unsharded import holds_whole_model
 from ranktop.tui.session.findings.windows import is_host, persistent, resting_moment
+from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.rank import RankView
 
 FLOOR: Final = 8 * MIB

@@ -13,8 +13,9 @@ from ranktop.tui.session.findings.alternatives import alternative
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.groups import Group
 from ranktop.tui.session.findings.scene import Scene
-from ranktop.tui.session.findings.sizes import MIB, ranks_words, sized
+from ranktop.tui.session.findings.sizes import MIB, sized
 from ranktop.tui.session.findings.windows import settled, shares_host
+from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.footprints import Footprint
 from ranktop.tui.session.rank import RankView
 from ranktop.wire.schema import Card

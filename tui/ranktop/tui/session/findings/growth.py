@@ -19,13 +19,13 @@ from ranktop.tui.session.findings.sizes import (
     SHORT,
     WORDS,
     lasting,
-    ranks_words,
     short_size,
     sized,
     summed,
 )
 from ranktop.tui.session.findings.trend import Trend, trend
 from ranktop.tui.session.findings.windows import is_host, settled, shares_host
+from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.footprints import Footprint
 from ranktop.tui.session.rank import RankView
 

@@ -47,7 +47,7 @@ def hang(scene: Scene) -> Iterable[Finding]:
     unheard = not silent and not any(view.stack is not None for view in stall.who or stall.waiting)
     if unheard and stall.overdue < STACK_WITHIN:
         return
-    lonely = stall.kind == "alone" and not stall.waiting and stall.age < GRAVE_ALONE
+    lonely = not stall.waiting and (stall.kind == "stopped" or (stall.kind == "alone" and stall.age < GRAVE_ALONE))
     ranks = tuple(sorted(view.rank for view in stall.who))
     if stall.kind == "alone" and len(ranks) == sum(view.sample is not None for view in scene.snapshot.ranks) > 1:
         ranks = ()
@@ -87,6 +87,10 @@ _ADVICE: Final = {
 }
 
 
+_ALL: Final = {"stopped": "stopped (SIGSTOP, or a debugger)", "silent": "silent", "ended": "at their end"}
+"""What is said where nobody is left that waits."""
+
+
 # -- words ---------------------------------------------------------------------------------------------------------
 
 
@@ -115,6 +119,9 @@ def _sentence(scene: Scene, stall: Stall) -> str:
         everyone = len(stall.who) > 1
         place = _at(stall.who) or " outside of the collectives"
         return f"{stood}: {f'all {len(stall.who)} ranks are' if everyone else f'{who} is'}{place}"
+    if not stall.waiting:
+        them = "all ranks are" if len(stall.who) > 1 else f"{who} is"
+        return f"{stood}: {them} {_ALL[stall.kind]}"
     waiting = f"{len(stall.waiting)} rank{' waits' if len(stall.waiting) == 1 else 's wait'}"
     inside = f" in {_collective(stall)}" if stall.collective is not None else ""
     return f"{stood}: {waiting}{inside} for {who}{_why(stall)}"
@@ -186,10 +193,16 @@ def _of_rank(view: RankView, group: str) -> Iterable[Evidence]:
         if view.sample.phase:
             yield Evidence(f"{name}: phase", view.sample.phase)
         if view.sample.device.utilization is not None:
-            yield Evidence(f"{name}: GPU utilization", view.sample.device.utilization, "%")
-            yield Evidence(f"{name}: GPU power", view.sample.device.power, "W")
+            unit = "GPU" if _on_gpu(view) else "CPU"
+            yield Evidence(f"{name}: {unit} utilization", view.sample.device.utilization, "%")
+            if unit == "GPU":
+                yield Evidence(f"{name}: GPU power", view.sample.device.power, "W")
     if view.process:
         yield Evidence(f"{name}: process", view.process)
+
+
+def _on_gpu(view: RankView) -> bool:
+    return view.card is not None and view.card.device.kind == "cuda"
 
 
 def _stack(view: RankView) -> Iterable[Evidence]:
@@ -204,7 +217,7 @@ def _stack(view: RankView) -> Iterable[Evidence]:
 
 
 def _gpus(waiting: Sequence[RankView]) -> Iterable[Evidence]:
-    devices = [view.sample.device for view in waiting if view.sample is not None]
+    devices = [view.sample.device for view in waiting if view.sample is not None and _on_gpu(view)]
     busy = [device.utilization for device in devices if device.utilization is not None]
     power = [device.power for device in devices if device.power is not None]
     limits = [device.power_limit for device in devices if device.power_limit]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ranktop.tui.session.findings.sizes import SHORT, WORDS, percent, ranks_words, short_size, sized
+from ranktop.tui.session.findings.sizes import SHORT, WORDS, percent, short_size, sized
+from ranktop.tui.session.findings.words import ranks_words
 
 EXTRA_COPY: Final = (
     "The difference is as large as the model's parameters: look for a second copy of the model on this rank "

@@ -9,8 +9,9 @@ from typing import Final
 from ranktop.tui.session.expected import ALLOCATED
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
-from ranktop.tui.session.findings.sizes import MIB, ranks_words, sized, summed
+from ranktop.tui.session.findings.sizes import MIB, sized, summed
 from ranktop.tui.session.findings.windows import PERSISTENT, WINDOW, settled
+from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.footprints import Footprint
 from ranktop.tui.session.rank import RankView
 

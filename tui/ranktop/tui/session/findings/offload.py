@@ -10,8 +10,9 @@ from ranktop.budget.plan import Plan
 from ranktop.tui.session.findings.alternatives import alternative
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
-from ranktop.tui.session.findings.sizes import MIB, WORDS, ranks_words, sized
+from ranktop.tui.session.findings.sizes import MIB, WORDS, sized
 from ranktop.tui.session.findings.windows import settled
+from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.rank import RankView
 from ranktop.wire.schema import Card
 

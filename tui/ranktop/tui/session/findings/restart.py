@@ -27,6 +27,9 @@ def restart(scene: Scene) -> Iterable[Finding]:
     if not count and not formers:
         return
     first = _first(formers)
+    to_come = any(view.former is None and view.restart < count for view in ranks)
+    if first is not None and to_come and lost_peer(formers[first]):
+        first = None  # The rank that it lost is not started anew yet.
     why = f": before, rank {first} {gist(formers[first])}" if first is not None else ""
     again = tuple(view for view in ranks if view.restart == count and (count or view.former is not None))
     everywhere = all(view.restart == count for view in ranks)

@@ -15,6 +15,12 @@ LONG: Final = 10.0
 """Seconds from which on silence is a warning whatever the process does: a long call that holds Python's lock (loading a
 checkpoint, an import) may keep an agent from speaking for some seconds in a sound job."""
 
+AT_LEAST: Final = 3.0
+"""Seconds of silence that are worth a word: with short intervals a busy machine misses three now and then."""
+
+FEW: Final = 4
+"""Findings beyond which those of one kind are told together, whatever their nodes."""
+
 _WORDS: Final = {
     "stopped": "stopped (SIGSTOP or a debugger)",
     "waiting for I/O": "waiting for I/O in the kernel (a disk, a network file system or a driver)",
@@ -41,16 +47,25 @@ def silent(scene: Scene) -> Iterable[Finding]:
     if len(quiet) == len(alive) > 1 and not any(view.process for view in quiet):
         yield _all(quiet, scene.now)
         return
+    quiet = [view for view in quiet if view.process == "stopped" or (view.age or 0.0) >= AT_LEAST]
     groups: dict[tuple[str, str], list[RankView]] = {}
     for view in quiet:
         groups.setdefault((view.card.node if view.card is not None else "", view.process), []).append(view)
+    if len(groups) > FEW:
+        groups = {}
+        for view in quiet:
+            groups.setdefault(("", view.process), []).append(view)
     for (node, process), members in groups.items():
         yield _silent(members, node, process, scene.now)
 
 
 def _silent(members: Sequence[RankView], node: str, process: str, now: float) -> Finding:
     ranks = tuple(view.rank for view in members)
-    age = max(view.age or 0.0 for view in members)
+    ages = [view.age or 0.0 for view in members]
+    age = max(ages)
+    for_how_long = duration(age)
+    if duration(min(ages)) != for_how_long:
+        for_how_long = f"{duration(min(ages))} to {for_how_long}"
     one = len(ranks) == 1
     whose = "its process is" if one else "their processes are"
     state = f"{whose} {_WORDS.get(process, plain(process))}" if process else "nothing is known of its process"
@@ -59,7 +74,7 @@ def _silent(members: Sequence[RankView], node: str, process: str, now: float) ->
         rule="silent",
         severity="warning" if process == "stopped" or age > limit else "info",
         ranks=ranks,
-        sentence=f"{ranks_words(ranks)} {'is' if one else 'are'} silent for {duration(age)}: {state}",
+        sentence=f"{ranks_words(ranks)} {'is' if one else 'are'} silent for {for_how_long}: {state}",
         short="stopped" if process == "stopped" else "",
         evidence=(
             Evidence("last heard", age, "s"),

@@ -1,4 +1,4 @@
-"""Bytes, ranks and categories in the words of the memory rules."""
+"""Bytes and categories in the words of the memory rules."""
 
 from __future__ import annotations
 
@@ -39,24 +39,6 @@ def sized(value: float, decimals: int = 1) -> str:
 def short_size(value: float) -> str:
     """Write a difference in few characters: ``+6.0G``, ``-512M``."""
     return f"{value / GIB:+.1f}G" if abs(value) >= GIB else f"{value / MIB:+.0f}M"
-
-
-def ranks_words(ranks: Sequence[int], verb: str = "") -> str:
-    """Write ranks as the subject of a sentence: ``rank 3``, ``ranks 0-3``, ``ranks 1 and 5``; a verb gets its ``s``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}" + (f" {verb}s" if verb else "")
-    runs: list[list[int]] = []
-    for number in sorted(ranks):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else " and ".join(map(str, run)) for run in runs]
-    if len(parts) > 6:
-        words = f"{len(ranks)} ranks, {ranks[0]} first"
-    else:
-        words = "ranks " + (parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}")
-    return words + (f" {verb}" if verb else "")
 
 
 def percent(share: float) -> str:

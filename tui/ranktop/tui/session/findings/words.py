@@ -12,8 +12,14 @@ from ranktop.tui.view.text import plain, ranges
 from ranktop.wire.schema import End
 
 _SOURCE: Final = r"[^\s\[\]]+\.(?:cc|cpp|cu|c|hpp|h|py):\d+"
-_WHERE: Final = re.compile(rf"\[(?:enforce fail at )?{_SOURCE}\.?\] *|\b(?:in:? ){_SOURCE}, ")
-"""Where a library's own source raised, as gloo, NCCL and torch put it before what went wrong."""
+_WHERE: Final = re.compile(
+    rf"\[enforce fail at {_SOURCE}\.?\] *(?:[^.]{{1,80}}\. +(?=\S))?|\[{_SOURCE}\.?\] *|\b(?:in:? ){_SOURCE}, "
+)
+"""Where a library's own source raised, as gloo, NCCL and torch put it before what went wrong; and the condition that
+did not hold there (``err == 0. ``), where a sentence follows."""
+
+MOST_RUNS: Final = 8
+"""Ranks that are neither few nor in few runs are counted, with the first of them."""
 
 _HOW: Final = {
     "ended": "ended by itself",
@@ -23,10 +29,17 @@ _HOW: Final = {
 }
 
 
-def ranks_words(ranks: Iterable[int]) -> str:
-    """Write ``rank 3`` or ``ranks 1-7``."""
-    ranks = tuple(ranks)
-    return f"rank{'' if len(ranks) == 1 else 's'} {ranges(ranks)}"
+def ranks_words(ranks: Iterable[int], verb: str = "") -> str:
+    """Write ``rank 3`` or ``ranks 1-7, 9``; a verb that follows gets its ``s``."""
+    ranks = sorted(set(ranks))
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}" + (f" {verb}s" if verb else "")
+    told = ranges(ranks)
+    if told.count(",") < MOST_RUNS:
+        words = f"ranks {told}"
+    else:
+        words = f"{len(ranks)} ranks ({', '.join(map(str, ranks[:3]))}, ...)"
+    return words + (f" {verb}" if verb else "")
 
 
 def what_went_wrong(detail: str) -> str:
