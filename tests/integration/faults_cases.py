@@ -365,8 +365,9 @@ def fact(finding: Finding, name: str) -> float:
 
 
 def only(spec: Spec, *faults: str) -> Spec:
-    """Return a job with these faults alone."""
-    return replace(spec, cases=tuple(case for case in spec.cases if case.fault in faults))
+    """Return a job with these faults alone; the last is not taken back."""
+    *first, last = (case for case in spec.cases if case.fault in faults)
+    return replace(spec, cases=(*first, replace(last, heals=False)))
 
 
 SPECS: Final = {"time": TIME, "memory": MEMORY, "hang": HANG, "ends": ENDS, "unlike": UNLIKE}

@@ -10,17 +10,13 @@ from jobs import Viewer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("run_directory")]
 
-MODEL = 4 * (2 * 8192 * 256 + 16 * 256 + 2 * (12 * 256**2 + 13 * 256) + 2 * 256)
-"""Bytes of the wide model's parameters: embedding and head, positions, two blocks, the last norm."""
-
 
 @pytest.mark.timeout(240)
-def test_a_leak_and_a_copy(tmp_path: Path, viewer: Viewer) -> None:
-    leak, copy = (outcome.finding for outcome in checked(only(MEMORY[0], "leak", "copy"), viewer, tmp_path))
-    assert copy is not None
+def test_a_leak(tmp_path: Path, viewer: Viewer) -> None:
+    (outcome,) = checked(only(MEMORY[0], "leak"), viewer, tmp_path)
+    leak = outcome.finding
     assert leak is not None
-    assert copy.subject == "activations", "nothing that trains holds it"
-    assert fact(copy, "too much") == pytest.approx(MODEL, rel=0.1)
+    assert leak.subject == "activations"
     assert fact(leak, "more after each step") == pytest.approx(2 * 2**20, rel=0.35)
 
 

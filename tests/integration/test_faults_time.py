@@ -12,12 +12,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("run_directory")]
 
 
 @pytest.mark.timeout(240)
-def test_slow_ranks_of_ddp(tmp_path: Path, viewer: Viewer) -> None:
-    outcomes = checked(only(TIME[0], "sleep-forward", "tokens"), viewer, tmp_path)
-    slow, tokens = (outcome.finding for outcome in outcomes)
+def test_a_slow_rank_of_ddp(tmp_path: Path, viewer: Viewer) -> None:
+    (outcome,) = checked(only(TIME[0], "sleep-forward"), viewer, tmp_path)
+    slow = outcome.finding
     assert slow is not None
-    assert tokens is not None
     assert slow.sentence.startswith("rank 1 does")
     lost = fact(slow, "cost of each step") / fact(slow, "median of")
     assert 0.12 < lost < 0.6, "30 % of the usual step, which is not all own work"
-    assert fact(tokens, "tokens per step") == 6 * 64

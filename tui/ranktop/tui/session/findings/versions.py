@@ -9,6 +9,7 @@ from typing import Final
 
 from ranktop.tui.session.findings.death import born_at
 from ranktop.tui.session.findings.finding import Evidence, Finding
+from ranktop.tui.session.findings.missing import PATIENCE, STEPS
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.view.text import plain
@@ -34,6 +35,8 @@ _ADVICE: Final = {
 
 def versions(scene: Scene) -> Iterable[Finding]:
     """Find what differs between ranks: libraries by subject, and the script itself."""
+    if _gathering(scene):
+        return
     cards = {view.rank: view.card for view in scene.snapshot.ranks if view.card is not None}
     for subject, fields in SUBJECTS.items():
         apart = {
@@ -42,6 +45,15 @@ def versions(scene: Scene) -> Iterable[Finding]:
         if apart:
             yield _begun(_libraries(subject, apart, cards), scene)
     yield from (_begun(finding, scene) for finding in _code(cards))
+
+
+def _gathering(scene: Scene) -> bool:
+    """Tell whether ranks are still on their way: until all are there, two that differ do not tell which is the odd one."""
+    ranks = scene.snapshot.ranks
+    if scene.snapshot.step >= STEPS or not any(view.state == "missing" for view in ranks):
+        return False
+    born = [at for view in ranks if (at := born_at(view, scene.now)) is not None]
+    return not born or scene.now - min(born) < PATIENCE
 
 
 def _begun(finding: Finding, scene: Scene) -> Finding:
