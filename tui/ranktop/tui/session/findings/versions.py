@@ -48,7 +48,7 @@ def versions(scene: Scene) -> Iterable[Finding]:
 
 
 def _gathering(scene: Scene) -> bool:
-    """Tell whether ranks are still on their way: until all are there, two that differ do not tell which is the odd one."""
+    """Tell whether ranks are still on their way: of the first two that differ nobody can tell which is the odd one."""
     ranks = scene.snapshot.ranks
     if scene.snapshot.step >= STEPS or not any(view.state == "missing" for view in ranks):
         return False
