@@ -94,6 +94,7 @@ def run(spec: Spec, viewer: Viewer, directory: Path, **extra: str) -> Iterator[O
     extra["FAULTS_CGROUP"] = cgroup = f"{CGROUPS}/ranktop-faults-{os.getpid()}"
     job = followed(viewer, directory, spec.ranks, *spec.arguments, launch=spec.launch, torchrun=spec.torchrun, **extra)
     with confinement(Path(cgroup), spec.confined_mib), job as follower:
+        follower.expected |= {(case.rule, case.named) for case in spec.cases if not case.fault}
         if spec.trains:
             follower.trains(spec.trains, 90)
         for case in spec.cases:

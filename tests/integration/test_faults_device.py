@@ -41,7 +41,7 @@ def check_throttled(follower: Follower, stub: NvmlStub) -> None:
     follower.spoil(1, "sleep-forward")
     slow = follower.finds("straggler", [1], 30, "throttle")
     assert "its clocks are held down (hardware thermal slowdown)" in slow.sentence
-    follower.until(lambda snapshot: any("1100 MHz beside 1980" in one.sentence for one in snapshot.findings), 10)
+    follower.until(lambda snapshot: any("1,100 MHz beside 1,980" in one.sentence for one in snapshot.findings), 10)
     follower.told_once(slow)
     follower.expected.add(("throttle", (1,)))
     stub.set(d1__temp=61, d1__reasons=0, d1__sm=1980)
