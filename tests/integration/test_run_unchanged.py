@@ -29,6 +29,15 @@ SCRIPTS = {
         "    print('mine', kind.__name__, trace.tb_frame.f_code.co_name, file=sys.stderr)\n"
         "sys.excepthook = hook\n1 / 0\n"
     ),
+    "error_exits": "import os\nclass E(RuntimeError):\n    def __str__(self): raise SystemExit(7)\nraise E\n",
+    "error_hides": (
+        "class E(Exception):\n    def __getattribute__(self, name):\n"
+        "        if name == '__traceback__': raise SystemExit(6)\n        return super().__getattribute__(name)\nraise E\n"
+    ),
+    "error_waits": (
+        "import sys, time\nclass E(RuntimeError):\n    def __str__(self): time.sleep(100)\n"
+        "try:\n    raise E\nexcept E:\n    sys.exit(3)\n"
+    ),
     "pickles_main": (
         "import pickle, sys\nclass A: pass\n"
         "print(type(pickle.loads(pickle.dumps(A()))) is A, sys.modules['__main__'].A is A)\n"

@@ -197,15 +197,6 @@ def test_an_out_of_memory_behind_or_in_the_last_error_counts() -> None:
     assert out_of_memory(circle) is None
 
 
-class Unprintable(RuntimeError):
-    def __str__(self) -> str:
-        raise ValueError("no")
-
-
-def test_an_error_that_cannot_be_printed_is_none() -> None:
-    assert failure_of(Unprintable(), None) is None
-
-
 @dataclass
 class Pair:
     tokens: torch.Tensor
@@ -251,6 +242,13 @@ def test_inputs_of_the_root_are_told_by_dtype_and_shape_alone(watch: Watch) -> N
     assert (found.step, found.phase) == (3, "forward")
     assert [call.function for call in found.calls][-1] == "forward"
     assert "inputs" not in found.reasons
+
+
+def test_a_step_that_has_ended_counts_before_the_next_begins(watch: Watch) -> None:
+    net = Net()
+    train(net, 40)
+    found = failure(MemoryError(), watch)
+    assert (found.step, found.phase) == (40, "data")
 
 
 def test_inputs_of_another_module_are_not_taken_for_the_roots(watch: Watch) -> None:

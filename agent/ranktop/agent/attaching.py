@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ranktop.agent.runner import one_line
 from ranktop.agent.say import say
@@ -64,8 +64,8 @@ class _Agent:
 
     def _unhandled(self) -> None:
         """Without a runner, the interpreter's own note of an unhandled exception tells how the script ended."""
-        error = getattr(sys, "last_value", None)
-        if isinstance(error, BaseException) and not hasattr(sys, "ps1"):
+        error: Any = getattr(sys, "last_value", None)
+        if issubclass(type(error), BaseException) and not hasattr(sys, "ps1"):
             self.how, self.code = "exception", 1
             self.detail = one_line(error)
             self.met(error)
@@ -76,7 +76,7 @@ class _Agent:
             from ranktop.agent.black_box import failure_of
 
             self.sampler.failure = failure_of(error, self.watch)
-        except Exception as problem:
+        except BaseException as problem:  # whatever the script's objects raise: its own error must go on its way
             say(f"no black box of this out-of-memory: {one_line(problem)}")
 
 

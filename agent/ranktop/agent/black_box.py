@@ -1,21 +1,24 @@
 """What a rank leaves behind that ran out of memory: read by the thread that met it, completed by the agent's thread.
 
 The thread that trained is at its end when it is asked; the tensors in its traceback are looked at only by itself, and
-only for their dtypes and shapes. Nothing is allocated on a device.
+only for their dtypes and shapes. Nothing is allocated on a device. What an error or a tensor says of itself is asked of
+the interpreter and of torch, not of the script's own classes: their code may print, raise, or never come back.
 """
 
 from __future__ import annotations
 
+import builtins
 import errno
 import re
 import resource
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from types import TracebackType
+from itertools import islice
+from types import TracebackType, WrapperDescriptorType
 from typing import TYPE_CHECKING, Any, Final
 
-from ranktop.agent.runner import one_line
+from ranktop.agent.runner import first_line
 from ranktop.probes.reading import AllocatorReading
 from ranktop.probes.stack import Place, calls_of_traceback
 from ranktop.wire.schema import Box, Call, Sample
@@ -64,6 +67,9 @@ _ALLOWED: Final = (
 )
 """What a process may use at most of a device (``torch.cuda.set_per_process_memory_fraction``)."""
 
+_GROUP: Final[type | None] = getattr(builtins, "BaseExceptionGroup", None)
+"""From Python 3.11 on."""
+
 _MODULE: Final = "torch/nn/modules/module.py"
 _CALLS: Final = ("_wrapped_call_impl", "_call_impl")
 
@@ -86,7 +92,7 @@ class Failure:
 def failure_of(error: BaseException, watch: Watch | None) -> Failure | None:
     """Return what is known of an out-of-memory that ends the script, None when ``error`` is none.
 
-    For the thread that raised it. Raises nothing that the error or the script's objects do not.
+    For the thread that raised it.
     """
     met = out_of_memory(error)
     if met is None:
@@ -101,18 +107,21 @@ def failure_of(error: BaseException, watch: Watch | None) -> Failure | None:
         limit, left = _ulimit(asked, reasons)
         free = left if free is None else free
     recorder = watch.recorder if watch is not None else None
-    inputs = _inputs(met, watch)
+    try:
+        inputs = _inputs(met, watch)
+    except Exception as problem:
+        inputs, reasons["inputs"] = (), f"not readable: {type(problem).__name__}"
     if not inputs:
-        reasons["inputs"] = _no_inputs(watch)
+        reasons.setdefault("inputs", _no_inputs(watch))
     return Failure(
-        error=one_line(met),
+        error=first_line(type(met).__name__, text),
         asked=asked,
         free=free,
         limit=limit,
-        step=recorder.count if recorder is not None else 0,
+        step=recorder.ended if recorder is not None else 0,
         phase=recorder.phase if recorder is not None else "",
         inputs=inputs,
-        calls=calls_of_traceback(met.__traceback__),
+        calls=calls_of_traceback(_trace(met)),
         reasons=reasons,
     )
 
@@ -162,29 +171,47 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(each))
         yield each
-        inner = getattr(each, "exceptions", None)  # an ExceptionGroup's
-        ahead += [other for other in inner or () if isinstance(other, BaseException)][:_CHAIN] if inner else []
-        behind = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        if _GROUP is not None and issubclass(type(each), _GROUP):
+            ahead += _own(_GROUP, "exceptions", each)[:_CHAIN]
+        behind = _own(BaseException, "__cause__", each)
+        if behind is None and not _own(BaseException, "__suppress_context__", each):
+            behind = _own(BaseException, "__context__", each)
         ahead += [behind] if behind is not None else []
 
 
+def _own(kind: type, name: str, error: BaseException) -> Any:
+    """Return a field as the interpreter keeps it, whatever the error's class makes of its name."""
+    return vars(kind)[name].__get__(error)
+
+
+def _trace(error: BaseException) -> TracebackType | None:
+    found: TracebackType | None = _own(BaseException, "__traceback__", error)
+    return found
+
+
 def _is_one(error: BaseException) -> bool:
-    if isinstance(error, MemoryError):
+    kind = type(error)
+    if issubclass(kind, MemoryError):
         return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    if not isinstance(error, RuntimeError):
+    if issubclass(kind, OSError):
+        return bool(_own(OSError, "errno", error) == errno.ENOMEM)
+    if not issubclass(kind, RuntimeError):
         return False
     torch = sys.modules.get("torch")
     own = getattr(torch, "OutOfMemoryError", None) or getattr(getattr(torch, "cuda", None), "OutOfMemoryError", None)
-    return (isinstance(own, type) and isinstance(error, own)) or _TEXTS.search(_text(error)) is not None
+    return (isinstance(own, type) and issubclass(kind, own)) or _TEXTS.search(_text(error)) is not None
 
 
 def _text(error: BaseException) -> str:
-    try:
-        return str(error)[:_TEXT]
-    except Exception:  # code of the user's
-        return ""
+    """Return an error's text, by its class's own words only where these are torch's or numpy's."""
+    words, args = type(error).__str__, _own(BaseException, "args", error)
+    plain = isinstance(words, WrapperDescriptorType) and all(type(each) in (str, int, type(None)) for each in args)
+    if plain or str(getattr(words, "__module__", "")).partition(".")[0] in ("torch", "numpy"):
+        try:
+            return str(error)[:_TEXT]
+        except Exception:  # out of memory again
+            return ""
+    return " ".join(each[:_TEXT] for each in args if type(each) is str)[:_TEXT]
 
 
 # -- what it says ------------------------------------------------------------------------------------------------------
@@ -240,7 +267,7 @@ def _sizes() -> dict[str, int]:
 def _inputs(error: BaseException, watch: Watch | None) -> tuple[str, ...]:
     """Describe what the root module was called with, when the error came from within its forward."""
     root = _root(watch)
-    trace: TracebackType | None = error.__traceback__
+    trace = _trace(error)
     while root is not None and trace is not None:
         code = trace.tb_frame.f_code
         if code.co_name in _CALLS and code.co_filename.replace("\\", "/").endswith(_MODULE):
@@ -258,26 +285,38 @@ def _root(watch: Watch | None) -> object | None:
 def _described(args: object, kwargs: object) -> tuple[str, ...]:
     torch = sys.modules["torch"]
     with torch._C.DisableTorchFunction():
-        return tuple(_tensors(torch, args, "", 0))[:_INPUTS] + tuple(_tensors(torch, kwargs, "", 0))[:_INPUTS]
+        return tuple(text for part in (args, kwargs) for text in islice(_tensors(torch, part, "", 0), _INPUTS))
 
 
-def _tensors(torch: Any, value: object, name: str, depth: int) -> Iterator[str]:
-    if isinstance(value, torch.Tensor):
-        tensor: Any = value
-        dtype, shape = str(tensor.dtype).removeprefix("torch."), [int(size) for size in tensor.shape]
-        yield f"{name}{dtype} {shape}"
+def _tensors(torch: Any, value: Any, name: str, depth: int) -> Iterator[str]:
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
+        yield f"{name}{_tensor(torch._C.TensorBase, value)}"
         return
     if depth >= _DEPTH:
         return
-    if isinstance(value, dict):
-        for key, part in list(value.items())[:_INPUTS]:
-            yield from _tensors(torch, part, f"{key[:40]}: " if isinstance(key, str) else name, depth + 1)
-    elif isinstance(value, (tuple, list)):
-        for part in value[:_INPUTS]:
+    if issubclass(kind, dict):
+        for key, part in islice(list(dict.items(value)), _INPUTS):
+            yield from _tensors(torch, part, f"{key[:40]}: " if type(key) is str else name, depth + 1)
+    elif issubclass(kind, (tuple, list)):
+        parts = tuple.__iter__(value) if issubclass(kind, tuple) else list.__iter__(value)
+        for part in islice(parts, _INPUTS):
             yield from _tensors(torch, part, name, depth + 1)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for each in fields(value)[:_INPUTS]:
-            yield from _tensors(torch, getattr(value, each.name, None), f"{each.name}: ", depth + 1)
+    elif is_dataclass(kind):
+        for each in fields(kind)[:_INPUTS]:
+            try:
+                part = object.__getattribute__(value, each.name)
+            except AttributeError:  # deleted, or never set
+                continue
+            yield from _tensors(torch, part, f"{each.name}: ", depth + 1)
+
+
+def _tensor(base: Any, tensor: object) -> str:
+    dtype = str(base.dtype.__get__(tensor)).removeprefix("torch.")
+    try:
+        return f"{dtype} {[int(size) for size in base.shape.__get__(tensor)]}"
+    except Exception:  # nested, or a size that is only a symbol
+        return f"{dtype}, shape not known"
 
 
 def _no_inputs(watch: Watch | None) -> str:

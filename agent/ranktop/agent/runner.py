@@ -73,12 +73,16 @@ def call(run: Callable[[], None], ended: Callable[[str, int | None, str, BaseExc
 
 def one_line(error: BaseException) -> str:
     """Return the type of an exception and the first line of its text, which may be code of the user's."""
-    kind = type(error).__name__
     try:
-        lines = f"{kind}: {error}".strip().splitlines()
-    except Exception:
-        return kind
-    return lines[0][:300].removesuffix(":") if lines else kind
+        text = str(error)
+    except BaseException:  # nothing that it raises may take the place of the error itself
+        text = ""
+    return first_line(type(error).__name__, text)
+
+
+def first_line(kind: str, text: str) -> str:
+    """Return the name of an exception's type and the first line of its text, 300 characters at most."""
+    return f"{kind}: {text[:1000]}".strip().splitlines()[0][:300].removesuffix(":")
 
 
 _run_as_main: Final[Callable[[str, bool], Any]] = getattr(runpy, "_run_module_as_main")  # noqa: B009 (private)
@@ -108,17 +112,18 @@ def _exit_code(error: SystemExit) -> int:
 
 
 def _hide_own_frames(error: BaseException) -> None:
-    """Have the interpreter's own report of ``error`` start at the script.
+    """Have the interpreter's own report of ``error``, which is being handled, start at the script.
 
     The frames below the script are still unwinding when this is called, so the report itself is what must be cut.
     """
-    shown = _without_own(error.__traceback__)
+    # Not by the error's own attributes, which may be code of the script's.
+    shown = _without_own(sys.exc_info()[2])
     report = sys.excepthook
 
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         if value is error:
             trace = shown
-            value = value.with_traceback(shown)
+            value = BaseException.with_traceback(value, shown)
         report(kind, value, trace)
 
     sys.excepthook = excepthook

@@ -16,6 +16,9 @@ from typing import Any, Final, NamedTuple
 DEPTH: Final = 32
 """Calls kept, the innermost ones."""
 
+_LOOKED_AT: Final = 4 * DEPTH
+"""Frames of a traceback from which they are chosen."""
+
 _TEXT: Final = 120
 """Characters of a file's or function's name."""
 
@@ -53,13 +56,17 @@ def calls_of(frame: FrameType | None) -> tuple[Place, ...]:
 
 def calls_of_traceback(trace: TracebackType | None) -> tuple[Place, ...]:
     """Return the calls of a traceback, outermost first, the innermost ``DEPTH`` of them; never raises."""
+    # A recursion leaves a hundred thousand frames: only the last ones are looked at.
+    last: deque[TracebackType] = deque(maxlen=_LOOKED_AT)
+    while trace is not None:
+        last.append(trace)
+        trace = trace.tb_next
     found: deque[Place] = deque(maxlen=DEPTH)
     try:
-        while trace is not None:
-            place = _place(trace.tb_frame, trace.tb_lineno)
+        for each in last:
+            place = _place(each.tb_frame, each.tb_lineno)
             if place is not None:
                 found.append(place)
-            trace = trace.tb_next
     except Exception:
         return tuple(found)
     return tuple(found)
