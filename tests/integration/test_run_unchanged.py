@@ -32,7 +32,8 @@ SCRIPTS = {
     "error_exits": "import os\nclass E(RuntimeError):\n    def __str__(self): raise SystemExit(7)\nraise E\n",
     "error_hides": (
         "class E(Exception):\n    def __getattribute__(self, name):\n"
-        "        if name == '__traceback__': raise SystemExit(6)\n        return super().__getattribute__(name)\nraise E\n"
+        "        if name == '__traceback__': raise SystemExit(6)\n"
+        "        return super().__getattribute__(name)\nraise E\n"
     ),
     "error_waits": (
         "import sys, time\nclass E(RuntimeError):\n    def __str__(self): time.sleep(100)\n"
