@@ -82,6 +82,39 @@ def test_a_saw_is_no_leak() -> None:
         assert lab.run(1).found("growth") == []
 
 
+@pytest.mark.parametrize("since", [20, 40, 100])
+def test_a_leak_that_begins_within_the_window_is_told_with_its_own_rate_and_beginning(since: int) -> None:
+    lab = Lab(changes=[leak(2, 3 * MIB, since)]).run(since)
+    assert lab.found("growth") == []
+    for _ in range(30):
+        for found in lab.run(1).found("growth"):
+            kept = 3 * (lab.step - since)
+            told = f"keeps 3.0 MiB more after every step (activations; {kept}.0 MiB since step {since})"
+            assert told in found.sentence
+            assert found.step == since
+    assert lab.found("growth")
+
+
+def test_a_leak_that_is_mended_is_not_told_for_long() -> None:
+    def mended(who: int, step: int, moment: str, held: dict[str, int]) -> None:
+        held["activations"] += 3 * MIB * min(step, 300) * (who == 1)
+
+    lab = Lab(2, changes=[mended]).run(300)
+    assert lab.found("growth")
+    assert lab.run(45).found("growth") == []
+
+
+def test_what_is_collected_for_each_epoch_is_told_in_the_first_one_only() -> None:
+    def epochs(who: int, step: int, moment: str, held: dict[str, int]) -> None:
+        held["activations"] += 2 * MIB * (step % 60)
+
+    lab = Lab(2, changes=[epochs]).run(50)
+    assert lab.found("growth"), "that it will come down again can't be known"
+    lab.run(12)
+    for _ in range(120):
+        assert lab.run(1).found("growth") == []
+
+
 def test_ever_longer_sequences_are_no_leak_and_a_leak_beside_them_is() -> None:
     def tokens(rank: int, step: int) -> int:
         return 1024 + 64 * step

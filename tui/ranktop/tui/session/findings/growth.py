@@ -48,6 +48,10 @@ MOST: Final = 0.8
 """Share of a group's ranks that grow from which on all do: some are still short of steps."""
 SAMPLES: Final = 60
 """Points of the history that are looked at."""
+STILL: Final = 0.25
+"""Share of a long growth's slope that the last steps must go on with."""
+AGAIN: Final = 2
+"""Points of the history at which as much was kept before, from which on it is known to come down again."""
 FEW_BYTES: Final = 64 * KIB
 """Growth of the footprints without which a long history is not looked through."""
 
@@ -90,10 +94,14 @@ def _growing(scene: Scene, view: RankView) -> Growing | None:
     found = None
     if len(points) >= POINTS and points[-1][0] - points[0][0] >= STEPS:
         found = trend(points, floor)
-    if found is not None and _is_length(steps, found):
+    if found is not None and (_is_length(steps, found) or _has_fallen(view, found)):
         return None
-    found = found or trend(_history(view), floor)
-    return None if found is None else Growing(view, category, found)
+    if found is None:
+        found = trend(_history(view), floor)
+        lately = STILL * found.slope * (steps[-1].step - steps[0].step) if found is not None else 0.0
+        if found is None or rise < lately:
+            return None
+    return Growing(view, category, found)
 
 
 def _floor(view: RankView, last: Footprint) -> float:
@@ -111,6 +119,16 @@ def _is_length(steps: Sequence[Footprint], found: Trend) -> bool:
         return False
     longer = median(late) / median(early) - 1
     return longer > 0.02 and found.growth <= LENGTH * longer * median(held)
+
+
+def _has_fallen(view: RankView, found: Trend) -> bool:
+    """Tell whether as much was kept before the rise began, and let go: what is collected for an epoch, say."""
+    ring = view.history
+    if ring is None or ring.last("after") is None:
+        return False
+    rows = zip(ring.column("t"), ring.column("step"), ring.column("after"), strict=True)
+    before = [after for t, step, after in rows if t < found.since and WARM <= step < found.first]
+    return sum(after >= found.values[-1] - found.growth / 2 for after in before) >= AGAIN
 
 
 def _history(view: RankView) -> list[tuple[int, float, float]]:

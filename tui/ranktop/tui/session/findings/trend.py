@@ -14,6 +14,12 @@ MONOTONE: Final = 0.8
 """Share of the changes from point to point, by bytes, that are rises."""
 NOISE: Final = 0.1
 """Largest median distance of the points from the line, as a share of the rise."""
+LEVEL: Final = 0.5
+"""Squared distances that are left, as a share, where the values are level at first and rise only then."""
+JUMP: Final = 0.5
+"""Share of what rises since then from which on one change alone is a jump, and no beginning."""
+FEWEST: Final = 4
+"""Points before and after such a beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +29,14 @@ class Trend:
     slope: float
     """Per step."""
     growth: float
-    """Over the window, by the slope."""
+    """From the first to the last step."""
     first: int
-    """First and last step of the window."""
+    """First and last step of the rise: what was level before does not belong to it."""
     last: int
     since: float
     """Time of the first."""
     at: tuple[int, ...]
+    """Steps of all points, the level ones before too."""
     values: tuple[float, ...]
 
 
@@ -48,7 +55,32 @@ def trend(points: Sequence[tuple[int, float, float]], floor: float) -> Trend | N
     off = median(abs(value - slope * step - middle) for step, value in zip(steps, values, strict=True))
     if off > NOISE * growth:
         return None
-    return Trend(slope, growth, steps[0], steps[-1], points[0][2], tuple(steps), tuple(values))
+    begin = beginning(steps, values)
+    slope = theil_sen(steps[begin:], values[begin:]) if begin else slope
+    # The slope leaves single jumps out; what was kept in fact is less where it has come to an end.
+    growth = max(0.0, min(slope * (steps[-1] - steps[begin]), values[-1] - values[begin]))
+    return Trend(slope, growth, steps[begin], steps[-1], points[begin][2], tuple(steps), tuple(values))
+
+
+def beginning(steps: Sequence[int], values: Sequence[float]) -> int:
+    """Return the index of the point at which a rise begins: the first unless what is before is clearly level."""
+    whole = _left_by(steps, values, 0)
+    places = range(FEWEST, len(values) - FEWEST)
+    best = min(places, key=lambda place: _left_by(steps, values, place), default=0)
+    if not best or _left_by(steps, values, best) >= LEVEL * whole:
+        return 0
+    jump = max(abs(after - before) for before, after in pairwise(values[best:]))
+    return best if jump <= JUMP * (values[-1] - values[best]) else 0
+
+
+def _left_by(steps: Sequence[int], values: Sequence[float], place: int) -> float:
+    """Return the sum of the squared distances to the best line that is level up to a point and rises from there."""
+    over = [max(0, step - steps[place]) for step in steps]
+    count = len(over)
+    at, middle = sum(over) / count, sum(values) / count
+    spread = sum((one - at) ** 2 for one in over)
+    slope = sum((one - at) * (value - middle) for one, value in zip(over, values, strict=True)) / spread
+    return sum((value - middle - slope * (one - at)) ** 2 for one, value in zip(over, values, strict=True))
 
 
 def _rises_throughout(values: Sequence[float]) -> bool:
