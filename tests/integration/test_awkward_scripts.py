@@ -148,6 +148,15 @@ def test_workers_that_are_forked_do_not_speak(tmp_path: Path, viewer: Viewer) ->
     assert state["ranks"][0]["restart"] == 0
 
 
+WAIT = "import os, sys, time\nwhile not os.path.exists('go'): time.sleep(0.02)\n"
+"""A script ends when its rank has been heard of: how one ended that was gone before its hub is up, nobody can tell."""
+
+
+def let_go(tmp_path: Path, viewer: Viewer, ranks: int) -> None:
+    viewer.wait(lambda s: sum(rank["pid"] is not None for rank in s["ranks"]) == ranks)
+    (tmp_path / "go").touch()
+
+
 ENDINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "os_exit": ("os._exit(9)", {"how": "exit", "code": 9}),
     "exit_code": ("sys.exit(4)", {"how": "exit", "code": 4}),
@@ -160,8 +169,9 @@ ENDINGS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("ending", sorted(ENDINGS))
 def test_the_end_is_told(ending: str, tmp_path: Path, viewer: Viewer) -> None:
     last_words, expected = ENDINGS[ending]
-    (tmp_path / "train.py").write_text(f"import os, sys, time\ntime.sleep(0.7)\n{last_words}\n")
+    (tmp_path / "train.py").write_text(f"{WAIT}{last_words}\n")
     with job([sys.executable, *AGENT, "train.py"], tmp_path) as process:
+        let_go(tmp_path, viewer, 1)
         state = viewer.wait(lambda s: s["state"] == "ended", 20)
         process.wait(10)
     end = state["ranks"][0]["end"]
@@ -172,10 +182,11 @@ def test_the_end_is_told(ending: str, tmp_path: Path, viewer: Viewer) -> None:
 
 @pytest.mark.parametrize("launcher", ["torchrun", "module"])
 def test_a_first_line_that_dies_under_torchrun(launcher: str, tmp_path: Path, viewer: Viewer) -> None:
-    (tmp_path / "train.py").write_text("import time; time.sleep(0.5); no_such_name\n")
+    (tmp_path / "train.py").write_text(f"{WAIT}no_such_name\n")
     target = ["train.py"] if launcher == "torchrun" else ["-m", "train"]
     command = [*TORCHRUN, "--nproc-per-node", "2", *AGENT, *target]
     with job(command, tmp_path, PYTHONPATH=str(tmp_path)) as process:
+        let_go(tmp_path, viewer, 2)
         state = viewer.wait(lambda s: s["state"] == "ended", 30)
         assert process.wait(30) == 1
     assert "NameError: name 'no_such_name' is not defined" in output(tmp_path)

@@ -140,6 +140,45 @@ def test_job_states() -> None:
     assert session.state() == "ended"
 
 
+def test_a_job_has_not_ended_while_a_rank_of_the_node_may_still_begin() -> None:
+    clock = FakeClock()
+    session = Session(clock)
+    two = Job(id="j", name="job", world_size=2)
+    ended = message(0, End(rank=0, how="exception", code=1))
+    session.feed([Reset(two, "h", False), message(0, Card(job=two, rank=0, node="a", local_size=2)), ended])
+    assert session.state() == "starting", "rank 1 is about to tell how it ended"
+    session.feed([message(1, Card(job=two, rank=1, local_rank=1, node="a", local_size=2))])
+    assert session.state() == "starting"
+    session.feed([message(1, End(rank=1, how="exception", code=1))])
+    assert session.state() == "ended"
+
+
+def test_a_rank_that_never_speaks_does_not_keep_a_job_going() -> None:
+    clock = FakeClock()
+    session = Session(clock)
+    two = Job(id="j", name="job", world_size=2)
+    card = Card(job=two, rank=0, node="a", local_size=2)
+    session.feed([Reset(two, "h", False), message(0, card), message(0, Sample(rank=0, step=3, step_age=0.0))])
+    session.feed([message(0, End(rank=0, how="signal", code=9))])
+    clock.advance(9.0)
+    assert session.state() == "running", "not stalled: nothing is waited for but a word"
+    clock.advance(2.0)
+    assert session.state() == "ended"
+    # Who asks only once hears the same.
+    later = Session(clock)
+    later.feed([Reset(two, "h", False), message(0, card), message(0, End(rank=0, how="signal", code=9), age=11.0)])
+    assert later.state() == "ended"
+
+
+def test_ranks_of_other_nodes_are_not_waited_for() -> None:
+    session = Session(FakeClock())
+    four = Job(id="j", name="job", world_size=4)
+    for rank in range(2):
+        card = Card(job=four, rank=rank, local_rank=rank, node="a", local_size=2)
+        session.feed([message(rank, card), message(rank, End(rank=rank, how="exit", code=0))])
+    assert session.state() == "ended"
+
+
 def test_a_job_of_slow_steps_stalls_later() -> None:
     clock = FakeClock()
     session = Session(clock)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from ranktop.tui.session.findings.death import culprit
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.keeper import Keeper
+from ranktop.tui.session.findings.missing import of_these_nodes
 from ranktop.tui.session.footprints import KEPT, KEPT_OF_MANY, MANY
 from ranktop.tui.session.processes import Owners, Places, places
 from ranktop.tui.session.rank import GONE, MARKS_KEPT, Event, RankState, RankView
@@ -20,6 +21,10 @@ from ranktop.tui.session.stall import patience
 from ranktop.wire.schema import Box, Card, Device, End, History, Job, Mark, Sample, Stack
 
 __all__ = ["Event", "RankState", "RankView", "Session", "Snapshot"]
+
+LAST_WORD: Final = 10.0
+"""Seconds after the last end in which a rank of the node that was never heard of may still speak: where the machine is
+busy, one script ends before the agent of another has begun."""
 
 MOST_MISSING: Final = 65536
 """World size up to which ranks that were never seen are listed."""
@@ -46,6 +51,8 @@ class Snapshot:
     """Where the ranks and their processes are, kept from frame to frame."""
     findings: tuple[Finding, ...] = ()
     """What the rules say, the gravest first."""
+    memory: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What the rules have worked out and need not again (``findings.scene.Scene.memory``)."""
 
     @property
     def owners(self) -> Owners:
@@ -201,12 +208,25 @@ class Session:
 
     def state(self) -> str:
         """Return ``starting``, ``running``, ``stalled`` or ``ended``, as the steps alone tell it."""
-        if self.ranks and all(state.state() in GONE for state in self.ranks.values()):
-            return "ended"
         age = self.step_age()
+        if self.ranks and all(state.state() in GONE for state in self.ranks.values()):
+            if not self._expects_another():
+                return "ended"
+            return "starting" if age is None else "running"
         if age is None:
             return "starting"
         return "stalled" if age > patience(self._usual_step()) else "running"
+
+    def _expects_another(self) -> bool:
+        """Whether a rank that was never heard of may still speak after all that were have ended."""
+        size = self.job.world_size if self.job and self.job.world_size <= MOST_MISSING else 0
+        if len(self.ranks) >= size:
+            return False
+        last = max((state.ended for state in self.ranks.values() if state.ended is not None), default=None)
+        if last is None or self.clock() - last >= LAST_WORD:
+            return False
+        missing = tuple(rank for rank in range(size) if rank not in self.ranks)
+        return bool(of_these_nodes([state.view() for state in self.ranks.values()], missing, size))
 
     def snapshot(self, *, copy_history: bool = False) -> Snapshot:
         """Return the job as it is now; with ``copy_history`` one that stays as it is for ever."""
@@ -230,6 +250,7 @@ class Session:
             step_seconds=self._usual_step(),
             step_age=self.step_age(),
             places=self._places,
+            memory={} if copy_history else self.findings.memory,
         )
         found = self.findings.of(snapshot)
         if self.findings.failure:

@@ -30,7 +30,7 @@ def missing(scene: Scene) -> Iterable[Finding]:
     waited = scene.now - min(born)
     if waited < PATIENCE and scene.snapshot.step < STEPS:
         return
-    lost = _of_these_nodes(seen, never, len(ranks))
+    lost = of_these_nodes(seen, never, len(ranks))
     away = tuple(rank for rank in never if rank not in set(lost))
     told = f"{len(seen)} of {len(ranks)} ranks seen: {ranks_words(lost or away)} not heard of"
     if not lost:
@@ -56,7 +56,7 @@ def missing(scene: Scene) -> Iterable[Finding]:
     )
 
 
-def _of_these_nodes(seen: Sequence[RankView], never: Sequence[int], size: int) -> tuple[int, ...]:
+def of_these_nodes(seen: Sequence[RankView], never: Sequence[int], size: int) -> tuple[int, ...]:
     """Return the ranks never heard of that belong to nodes whose other ranks were: a hub hears its own node.
 
     Where the launcher does not tell how many ranks a node has, the ranks seen must make up whole nodes of equal size
