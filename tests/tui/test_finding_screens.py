@@ -18,6 +18,8 @@ from ranktop.tui.screens.imbalance import ImbalanceScreen
 from ranktop.tui.screens.live import LiveScreen
 from ranktop.tui.screens.postmortem import PostmortemScreen
 from ranktop.tui.screens.ranks import RanksScreen
+from ranktop.tui.session.source import Link
+from ranktop.tui.view.header import title_line
 from ranktop.tui.view.metrics import METRICS
 
 
@@ -73,6 +75,34 @@ def test_the_list_and_the_evidence() -> None:
             assert run.ranks.options.filter == ""
 
     asyncio.run(reading())
+
+
+def test_a_single_finding_is_told_whole_in_a_small_window() -> None:
+    async def whole() -> None:
+        job = job_with_all_kinds()
+        (one,) = (finding for finding in job.findings if finding.rule == "memory" and finding.ranks == (3,))
+        job.findings = (replace(one, sentence=one.sentence * 3, advice=one.advice * 2),)
+        async with dashboard(job, (80, 24)) as run:
+            text = " ".join((await press(run, "f")).split())
+            assert one.advice * 2 in text
+            assert "since step 1,166 (90 s ago)" in text
+
+    asyncio.run(whole())
+
+
+def test_what_the_job_does_never_runs_into_its_name() -> None:
+    async def apart() -> None:
+        async with dashboard(hung_job(), (80, 24)) as run:
+            stalled = replace(run.app.session.snapshot(), state="stalled", step_age=29.0)
+            for width in range(16, 120):
+                line = title_line("findings", stalled, Link("live", "", 0.2), run.ranks.options, width)
+                text = "".join(part for part, _ in line)
+                assert len(text) == width
+                assert "findings" in text or width < 20
+                _, name, right = text.partition("llama8b-sft")
+                assert not name or right.startswith("    "), text
+
+    asyncio.run(apart())
 
 
 def test_keys_for_the_ranks_of_a_finding() -> None:

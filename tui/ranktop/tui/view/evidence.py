@@ -10,7 +10,7 @@ from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.evidence_plot import plot_lines, value_words
-from ranktop.tui.view.findings import mark, since_words, style_of, whom
+from ranktop.tui.view.findings import mark, rule_words, since_words, style_of, whom
 from ranktop.tui.view.header import title_line
 from ranktop.tui.view.hints import hint_line, place, window
 from ranktop.tui.view.options import Options
@@ -115,13 +115,12 @@ def _body(reading: Reading, snapshot: Snapshot, options: Options, width: int) ->
 def _identity(reading: Reading, snapshot: Snapshot, options: Options, width: int) -> Line:
     finding = reading.finding
     severity = {"info": "note"}.get(finding.severity, finding.severity)
-    subject = f" ({plain(finding.subject)})" if finding.subject else ""
     who = "the job" if not finding.ranks else f"rank{'s' if len(finding.ranks) > 1 else ''} {whom(finding, 30)}"
     if len(finding.ranks) > 1 and who.endswith("ranks"):
         who = whom(finding, 30)
     found = [one.key for one in snapshot.findings]
     number = f"{found.index(finding.key) + 1} of {len(found)} " if finding.key in found else "over "
-    left = f" {mark(finding, options.glyphs)} {severity}: {plain(finding.rule).replace('_', ' ')}{subject}, {who}"
+    left = f" {mark(finding, options.glyphs)} {severity}: {rule_words(finding)}, {who}"
     room = max(0, width - len(number))
     return merge([(fit(left, room), f"panel {style_of(finding)} bold"), (fit(number, width - room), "panel dim")])
 

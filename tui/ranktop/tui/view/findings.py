@@ -28,6 +28,12 @@ def mark(finding: Finding, glyphs: Glyphs) -> str:
     return {"critical": glyphs.critical, "warning": glyphs.alert}.get(finding.severity, glyphs.note)
 
 
+def rule_words(finding: Finding) -> str:
+    """Name its rule and what it is about: ``memory (activations)``."""
+    subject = f" ({plain(finding.subject)})" if finding.subject else ""
+    return f"{plain(finding.rule).replace('_', ' ')}{subject}"
+
+
 def style_of(finding: Finding) -> str:
     """Return the style of its severity."""
     return STYLES.get(finding.severity, "dim")

@@ -11,7 +11,7 @@ from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.groups import peer_groups
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
-from ranktop.tui.view.findings import mark, since_words, style_of, tally, whom
+from ranktop.tui.view.findings import mark, rule_words, since_words, style_of, tally, whom
 from ranktop.tui.view.header import title_line
 from ranktop.tui.view.hints import hint_line, place
 from ranktop.tui.view.layout import scrolled
@@ -34,7 +34,7 @@ RANKS: Final = 10
 """Cells of the column of ranks."""
 SINCE: Final = 6
 PREVIEW: Final = 6
-"""Rows for the selected finding in full."""
+"""Rows for the selected finding in full, and all that the list leaves free."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ def findings_lines(
     if found:
         at = pick.index(found)
         preview = _preview(found[at], snapshot, options, width)
-        keep = min(len(preview), PREVIEW if height < 30 else height // 2)
+        keep = min(len(preview), max(PREVIEW if height < 30 else height // 2, height - 3 - len(found)))
         room = height - 3 - keep
         if room < min(len(found), 3):
             preview, room = [], height - 3
@@ -133,7 +133,7 @@ def _preview(finding: Finding, snapshot: Snapshot, options: Options, width: int)
     """Write the selected finding out: sentence, advice, since when and how sure."""
     severity = {"info": "note"}.get(finding.severity, finding.severity)
     confidence = "" if finding.confidence == "high" else f", {finding.confidence} confidence"
-    title = f" {mark(finding, options.glyphs)} {severity}: {plain(finding.rule).replace('_', ' ')}{confidence}"
+    title = f" {mark(finding, options.glyphs)} {severity}: {rule_words(finding)}{confidence}"
     lines = [pad([(fit(title, width - 1), f"panel {style_of(finding)} bold")], width, "panel")]
     lines += [pad([(f" {part}", "text bold")], width) for part in wrap(plain(finding.sentence), max(8, width - 2))]
     advice = plain(finding.advice)

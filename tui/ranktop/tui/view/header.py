@@ -19,6 +19,9 @@ from ranktop.tui.view.text import Glyphs, Line, Span, beside, count, duration, l
 NOTICE_SECONDS: Final = 60.0
 """How long a mark is told in the line of hints."""
 
+GAP: Final = 4
+"""Cells at least between what stands left and right in a title; the label of a simulated job takes two of them."""
+
 HINTS: Final = (
     ("?", "help"), ("q", "quit"), ("i", "imbalance"), ("s", "strategies"), ("!", "findings"), ("d", "device"),
     ("c", "diff"), ("m", "moment"), ("/", "filter"), ("space", "freeze"), ("z", "scale"), ("o", "order"),
@@ -70,13 +73,16 @@ def title_line(words: str, snapshot: Snapshot, link: Link, options: Options, wid
     """Say which screen this is, of which job, at which step and how fresh, in one line."""
     job = plain(snapshot.job.name) if snapshot.job else "no job"
     left: list[Span] = [(" ranktop ", "head accent"), (f" {words}", "head bold"), (f"  {job}", "head")]
-    right = merge([*progress(snapshot, options), *link_words(link, snapshot, options.glyphs), (" ", "head")])
-    if length(left) + length(right) > width:
-        right = merge([*link_words(link, snapshot, options.glyphs), (" ", "head")])
-    if length(left) + length(right) > width:
-        left = [(f" {words}", "head bold")]
-    if length(left) + length(right) > width:
-        right = ()
+    told = link_words(link, snapshot, options.glyphs)
+    frozen = ((" FROZEN ", "frozen"), ("  ", "head")) if options.frozen_at is not None else ()
+    state = merge([*frozen, *job_state(snapshot, options.glyphs), ("  ", "head")])
+    tail = (" ", "head")
+    rights = [merge([*parts, *told, tail]) for parts in (progress(snapshot, options), state, ())]
+    choices = [(left, right) for right in rights] + [([(f" {words}", "head bold")], rights[-1])]
+    left, right = next(
+        ((one, other) for one, other in choices if length(one) + GAP + length(other) <= width),
+        ([(f" {words}", "head bold")], ()),
+    )
     return beside(left, right, width, "head")
 
 
