@@ -34,7 +34,7 @@ Positions = tuple[GroupPosition, ...]
 
 
 def world(enqueued: int, completed: int, size: int = 4, name: str = "0") -> GroupPosition:
-    return GroupPosition(name, "default_pg", size, enqueued, completed)
+    return GroupPosition(name, "default_pg" if name == "0" else "", size, enqueued, completed)
 
 
 @dataclass

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from lockstep import wired
 from standing_job import (
     ALL_REDUCE,
     BARRIER,
@@ -25,6 +27,7 @@ from ranktop.tui.session.rank import RankView
 from ranktop.wire.schema import Call, Card, End, Job, Stack
 
 BEHIND = (world(1202, 1202),)
+IN_IT = "the others are in all_reduce 1,203 of the default group"
 
 
 def one_behind(rank: Rank, waiting: Rank | None = None) -> dict[int, Rank]:
@@ -49,14 +52,14 @@ def test_a_rank_with_a_blocked_dataloader_is_named_with_its_place_in_the_script(
     assert found.confidence == "high"
     assert found.short == "holds up all"
     assert found.sentence == (
-        "the job has stood for 14 s: 3 ranks wait in all_reduce 1203 of group 0 for rank 2, "
-        "which is in load_batch (train.py:31)"
+        "the job has stood for 14 s: 3 ranks wait for rank 2, which is in load_batch (train.py:31); "
+        "the others are in all_reduce 1,203 of the default group"
     )
     assert found.since == pytest.approx(1_000.0)
     assert found.step == 1200
     told = facts(found)
-    assert told["rank 2: enqueued in group 0"] == 1202
-    assert told["rank 0: enqueued in group 0"] == 1203
+    assert told["rank 2: enqueued in the default group"] == 1202
+    assert told["rank 0: enqueued in the default group"] == 1203
     assert told["rank 2: caller 1"] == "load_batch (train.py:31)"
     assert told["their GPUs"] == "busy at little power: they wait in NCCL"
     assert job.told[-1][1].state == "stalled"
@@ -75,7 +78,9 @@ def test_a_rank_whose_stack_is_not_heard_is_given_a_moment_and_then_named_by_its
     job = Standing(one_behind(Rank(BEHIND, None, "forward"), Rank(calls=None)), backend="gloo").run(14)
     assert job.first("hang") == 10.0
     assert the_hang(job).ranks == (2,)
-    assert the_hang(job).sentence.endswith("wait in collective 1203 of group 0 for rank 2, which is in forward")
+    assert the_hang(job).sentence.endswith(
+        "wait for rank 2, which is in forward; the others are in collective 1,203 of the default group"
+    )
     assert the_hang(job).confidence == "medium"
 
 
@@ -83,10 +88,10 @@ def test_a_rank_whose_stack_is_not_heard_is_given_a_moment_and_then_named_by_its
     ("rank", "why"),
     [
         (Rank(silent=True, process="stopped"), "3 ranks wait for rank 2, whose process is stopped"),
-        (Rank(BEHIND, silent=True), "3 ranks wait in all_reduce 1203 of group 0 for rank 2, which is silent"),
+        (Rank(BEHIND, silent=True), f"3 ranks wait for rank 2, which is silent; {IN_IT}"),
         (
             Rank(BEHIND, ended=End(rank=2, how="exit", code=0)),
-            "3 ranks wait in all_reduce 1203 of group 0 for rank 2, which has ended",
+            f"3 ranks wait for rank 2, which has ended; {IN_IT}",
         ),
     ],
     ids=["stopped", "silent", "ended"],
@@ -122,14 +127,15 @@ def test_many_that_load_data_are_waited_for_by_the_one_that_is_ahead() -> None:
     slow = Rank(BEHIND, LOAD, "data")
     job = Standing({0: slow, 1: Rank(), 2: slow, 3: slow}).run(14)
     assert the_hang(job).ranks == (0, 2, 3)
-    assert "1 rank waits in all_reduce 1203 of group 0 for ranks 0, 2, 3" in the_hang(job).sentence
+    assert "rank 1 waits for ranks 0, 2, 3, which" in the_hang(job).sentence
+    assert the_hang(job).sentence.endswith("; rank 1 is in all_reduce 1,203 of the default group")
 
 
 def test_a_collective_that_all_are_in_and_that_does_not_complete_names_no_rank() -> None:
     job = Standing({rank: Rank() for rank in range(4)}).run(14)
     assert the_hang(job).ranks == ()
     assert the_hang(job).sentence == (
-        "the job has stood for 14 s: all 4 ranks are in all_reduce 1203 of group 0, which does not complete"
+        "the job has stood for 14 s: all 4 ranks are in all_reduce 1,203 of the default group, which does not complete"
     )
 
 
@@ -230,6 +236,20 @@ def test_what_takes_long_for_a_good_reason_is_no_hang(ranks: dict[int, Rank], se
     assert {snapshot.state for _, snapshot in job.told} == {"running"}
 
 
+def test_nobody_is_blamed_when_a_stand_is_over_and_the_first_ranks_tell() -> None:
+    """A checkpoint took 14 s: ranks 0 and 2 are heard of in the next step, the newest of rank 1 is from before."""
+    job = Standing({0: Rank(BEHIND, SAVE, "data"), 1: Rank(), 2: Rank()}).run(14)
+    assert job.found("pause")
+    job.clock.now += 1.0
+    for rank in (0, 2):
+        job.ranks[rank].positions = (world(1204, 1203),)
+        sample = job.sample(rank, 15.0)
+        before = (BEHIND if rank == 0 else Rank().positions)[0].enqueued
+        looks = tuple(msgspec.structs.replace(look, positions=(before,)) for look in sample.looks)
+        job.session.feed([wired(rank, msgspec.structs.replace(sample, looks=looks))])
+    assert [one for one in job.session.snapshot().findings if one.severity != "info"] == []
+
+
 def test_the_last_rank_of_a_job_that_comes_to_its_end_is_at_work() -> None:
     gone = {rank: Rank(BEHIND, ended=End(rank=rank, how="exit", code=0)) for rank in (1, 2, 3)}
     job = Standing({0: Rank(BEHIND, LOAD, ""), **gone}).run(30)
@@ -317,6 +337,8 @@ def view(*calls: Call, script: str = "train.py") -> RankView:
         (SAVE, "saving a checkpoint"),
         (VALIDATE, "validating"),
         (COMPILE, "compiling"),
+        ((TRAIN, Call("main.py", 54, "test"), Call("model.py", 12, "forward")), "validating"),
+        ((TRAIN, Call("main.py", 54, "test_sampler"), Call("model.py", 12, "forward")), ""),
         (LOAD, ""),
         (ALL_REDUCE, ""),
         (ENGINE, ""),

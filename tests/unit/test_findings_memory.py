@@ -33,6 +33,7 @@ def test_six_percent_more_activations_are_found_and_named() -> None:
     assert found.peers == (0, 1, 2, 3, 4, 6, 7)
     assert evidence(found)["too much"] == pytest.approx(usual * 0.06, rel=0.1)
     assert found.plot is not None
+    assert found.plot.title == found.evidence[0].name == "activations at the end of forward"
     assert len(found.plot.at) == len(found.plot.lines[0][1])
     assert "extra copy" not in found.sentence
 

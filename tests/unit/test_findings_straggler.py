@@ -53,7 +53,7 @@ def test_a_slow_phase_outside_of_the_waiting_is_named_with_its_cost(strategy: st
     assert found.peers == (0, 1, 2, 4, 5, 6, 7)
     assert found.plot is not None
     assert found.plot.at == tuple(range(8))
-    cause = "slow data" if phase == "data" else "cause unknown"
+    cause = "its data loading is slow" if phase == "data" else "cause unknown"
     assert found.sentence.endswith(f"each step that all 7 others wait for; {cause}")
 
 
@@ -175,7 +175,7 @@ def test_clocks_that_are_held_down() -> None:
     hot = {"throttle": ("hardware thermal slowdown",), "sm_clock": 1200}
     found = cause(readings={3: hot})
     assert found.subject == "throttle"
-    assert found.sentence.endswith("its clocks are held down (hardware thermal slowdown), 1200 MHz beside 1755")
+    assert found.sentence.endswith("its clocks are held down (hardware thermal slowdown), 1,200 MHz beside 1,755")
     assert found.advice.startswith("look at the cooling")
 
 
@@ -183,7 +183,7 @@ def test_a_power_cap_counts_only_with_lower_clocks() -> None:
     assert cause(readings={3: {"throttle": ("software power cap",)}}).subject == "forward"
     capped = cause(readings={3: {"throttle": ("software power cap",), "sm_clock": 1600}})
     assert capped.subject == "throttle"
-    assert "its clocks are lower (software power cap), 1600 MHz beside 1755" in capped.sentence
+    assert "its clocks are lower (software power cap), 1,600 MHz beside 1,755" in capped.sentence
 
 
 def test_low_clocks_are_no_cause_of_slow_data() -> None:
@@ -237,7 +237,7 @@ def test_more_or_fewer_tokens_are_told() -> None:
     program = [*tiny, ("work", "optimizer", 0.02)]
     (found,) = tokens_told(program=program, tokens={5: 6144})
     assert (found.ranks, found.severity, found.short, found.confidence) == ((5,), "info", "tok +50%", "high")
-    assert found.sentence == "rank 5 gets 6144 tokens per step, 50 % more than its peers (4096)"
+    assert found.sentence == "rank 5 gets 6,144 tokens per step, 50 % more than its peers (4,096)"
     (found,) = tokens_told(program=program, tokens={5: 2048})
     assert found.short == "tok -50%"
     (found,) = tokens_told(program=program, ranks=2, tokens={1: 6144})

@@ -18,6 +18,7 @@ from ranktop.tui.session.findings.sizes import (
     PROCESS,
     SHORT,
     WORDS,
+    at_moment,
     model_sized,
     short_size,
     sized,
@@ -102,7 +103,7 @@ def _states(group: Group, excess: float, category: str, moment: str) -> Finding:
         sentence=f"{_all(group)} {sized(excess)} more {WORDS[category]} than {strategy} expects{hint}",
         short=f"{SHORT[category]} {short_size(excess)}"[:14],
         evidence=(
-            Evidence(f"{WORDS[category]} beyond the budget at {moment}, median", round(excess), "B"),
+            Evidence(f"{WORDS[category]} beyond the budget {at_moment(moment)}, median", round(excess), "B"),
             Evidence("whole model's parameters", whole, "B"),
         ),
         advice=EXTRA_COPY.replace(" on this rank", "") if copied else

@@ -104,7 +104,7 @@ def _clocks(slow: Slow) -> Cause | None:
     if told:
         words += f" ({', '.join(told)})"
     if low and clock is not None and peers is not None:
-        words += f", {clock:.0f} MHz beside {peers:.0f}"
+        words += f", {clock:,.0f} MHz beside {peers:,.0f}"
     return Cause(
         "throttle", words,
         (
@@ -188,7 +188,7 @@ def _data(slow: Slow) -> Cause | None:
         return None
     starved = _starved_of(slow.pace.view)
     return Cause(
-        "data", "slow data",
+        "data", "its data loading is slow",
         (Evidence("waited for a CPU", None if starved is None else 100 * starved, "%"),),
         "give its loader more workers or prefetching, and look at the storage and at the CPU load of its node",
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from ranktop.probes.reading import GroupPosition
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.pace import median
 from ranktop.tui.session.findings.pause import of as pause_of
@@ -122,15 +123,25 @@ def _sentence(scene: Scene, stall: Stall) -> str:
     if not stall.waiting:
         them = "all ranks are" if len(stall.who) > 1 else f"{who} is"
         return f"{stood}: {them} {_ALL[stall.kind]}"
-    waiting = f"{len(stall.waiting)} rank{' waits' if len(stall.waiting) == 1 else 's wait'}"
-    inside = f" in {_collective(stall)}" if stall.collective is not None else ""
-    return f"{stood}: {waiting}{inside} for {who}{_why(stall)}"
+    waiting = f"rank {stall.waiting[0].rank} waits" if len(stall.waiting) == 1 else f"{len(stall.waiting)} ranks wait"
+    they = f"rank {stall.waiting[0].rank} is" if len(stall.waiting) == 1 else "the others are"
+    inside = f"; {they} in {_collective(stall)}" if stall.collective is not None else ""
+    return f"{stood}: {waiting} for {who}{_why(stall)}{inside}"
 
 
 def _collective(stall: Stall) -> str:
     names = [name for view in stall.waiting if view.stack is not None and (name := operation(view.stack.calls))]
     name = max(set(names), key=names.count) if names else "collective"
-    return f"{name} {stall.collective} of group {stall.group}"
+    positions = [one for view in (*stall.waiting, *stall.who) for one in positions_of(view) if one.name == stall.group]
+    group = _group(positions[0]) if positions else f"group {stall.group}"
+    return f"{name} {stall.collective:,} of {group}"
+
+
+def _group(position: GroupPosition) -> str:
+    """Name a process group as its maker did: torch's own names are numbers."""
+    if position.description == "default_pg":
+        return "the default group"
+    return f"group {position.description or position.name}"
 
 
 def _why(stall: Stall) -> str:
@@ -187,8 +198,8 @@ def _of_rank(view: RankView, group: str) -> Iterable[Evidence]:
     name = f"rank {view.rank}"
     for position in positions_of(view):
         if not group or position.name == group:
-            yield Evidence(f"{name}: enqueued in group {position.name}", position.enqueued)
-            yield Evidence(f"{name}: completed in group {position.name}", position.completed)
+            yield Evidence(f"{name}: enqueued in {_group(position)}", position.enqueued)
+            yield Evidence(f"{name}: completed in {_group(position)}", position.completed)
     if view.sample is not None:
         if view.sample.phase:
             yield Evidence(f"{name}: phase", view.sample.phase)

@@ -25,7 +25,7 @@ from ranktop.tui.session.findings.groups import Group
 from ranktop.tui.session.findings.memory_words import ADVICE, EXTRA_COPY, sentence, several, short
 from ranktop.tui.session.findings.robust import NORMAL
 from ranktop.tui.session.findings.scene import Scene
-from ranktop.tui.session.findings.sizes import MIB, PROCESS, WORDS, model_sized, summed, whole_parameters
+from ranktop.tui.session.findings.sizes import MIB, PROCESS, WORDS, at_moment, model_sized, summed, whole_parameters
 from ranktop.tui.session.findings.windows import PERSISTENT, WINDOW, is_host, persistent, settled
 from ranktop.tui.session.rank import RankView
 
@@ -262,10 +262,12 @@ def _finding(group: Group, one: Excess) -> Finding:
     step, at = _began(one)
     expected = expected_bytes(view, one.moment, one.category)
     evidence = [
-        Evidence(f"{WORDS[one.category]} at {one.moment}", round(one.measured), "B"),
+        Evidence(f"{WORDS[one.category]} {at_moment(one.moment)}", round(one.measured), "B"),
         Evidence(f"usual of {len(peers)} peer{'s' * (len(peers) > 1)}", round(one.usual), "B"),
         Evidence("too much", round(one.bytes), "B"),
-        Evidence("too much, in spreads of the group", None if one.spreads == float("inf") else round(one.spreads, 1)),
+        Evidence(
+            "too much, in usual spreads of its peers", None if one.spreads == float("inf") else round(one.spreads, 1)
+        ),
         *([Evidence("expected", expected, "B")] if expected is not None else []),
         *([Evidence("whole model's parameters", whole, "B")] if copied and whole else []),
         *([Evidence("compared", "at the same number of tokens")] if one.tokens else []),
@@ -304,6 +306,7 @@ def _plot(one: Excess) -> Plot:
     steps = list(one.view.footprints)
     own = tuple(one.column.value(one.view.rank, step) for step in steps)
     return Plot(
-        title=f"{WORDS[one.category]} at {one.moment}", over="step", unit="B", at=tuple(step.step for step in steps),
+        title=f"{WORDS[one.category]} {at_moment(one.moment)}", over="step", unit="B",
+        at=tuple(step.step for step in steps),
         lines=((f"rank {one.view.rank}", own), ("peers", tuple(one.usual for _ in steps))),
     )  # fmt: skip

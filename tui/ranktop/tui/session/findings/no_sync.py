@@ -9,7 +9,7 @@ from typing import Final
 from ranktop.tui.session.expected import ALLOCATED
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
-from ranktop.tui.session.findings.sizes import MIB, sized, summed
+from ranktop.tui.session.findings.sizes import MIB, at_moment, sized, summed
 from ranktop.tui.session.findings.windows import PERSISTENT, WINDOW, settled
 from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.footprints import Footprint
@@ -85,7 +85,7 @@ def _finding(view: RankView, ranks: tuple[int, ...], whole: float, shards: float
         sentence=f"{call} keeps whole gradients on {ranks_words(ranks)} while accumulating: {sized(whole)} "
         f"instead of {sized(shards)} of shards",
         evidence=(
-            Evidence(f"gradients at {moment}", round(whole), "B"),
+            Evidence(f"gradients {at_moment(moment)}", round(whole), "B"),
             Evidence("gradients once reduced", round(shards), "B"),
             Evidence("micro-batches in a step", count),
             Evidence("all tensors at the peak", held, "B"),

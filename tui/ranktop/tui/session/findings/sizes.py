@@ -7,6 +7,7 @@ from typing import Final
 
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.terms import DTYPE_BYTES, Memory
+from ranktop.tui.view.options import MOMENT_WORDS
 
 KIB: Final = 1024
 MIB: Final = 1024**2
@@ -34,6 +35,11 @@ def sized(value: float, decimals: int = 1) -> str:
         if abs(value) >= 0.9995 * unit:
             return f"{value / unit:.{decimals}f} {name}"
     return f"{value:.0f} B"
+
+
+def at_moment(moment: str) -> str:
+    """Write a moment of the step: ``at the end of forward``."""
+    return f"at the {MOMENT_WORDS.get(moment, moment)}"
 
 
 def short_size(value: float) -> str:

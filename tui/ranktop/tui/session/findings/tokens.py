@@ -68,8 +68,8 @@ def _finding(paced: Paced, rank: int, medians: dict[int, float], peers: float) -
         severity="info",
         ranks=(rank,),
         sentence=(
-            f"rank {rank} gets {own:.0f} tokens per step, {abs(more):.0f} % {'more' if more > 0 else 'fewer'} than "
-            f"{of_peers} ({peers:.0f})"
+            f"rank {rank} gets {own:,.0f} tokens per step, {abs(more):.0f} % {'more' if more > 0 else 'fewer'} than "
+            f"{of_peers} ({peers:,.0f})"
         ),
         short=f"tok {more:+.0f}%",
         subject="more" if more > 0 else "fewer",
