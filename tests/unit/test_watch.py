@@ -9,7 +9,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ranktop.agent.facts import differentiable
+from ranktop.agent.mode import Mode
 from ranktop.agent.sampler import stopped
 from ranktop.agent.say import say
 from ranktop.agent.watch import Watch
@@ -356,3 +357,28 @@ def test_nothing_is_asked_of_a_device_that_captures_a_graph(watch: Watch, monkey
     train(model)
     assert watch.recorder.take()
     assert device.asked == [], "and the thread that samples asks for nothing at any time"
+
+
+def test_a_model_that_a_script_validates_behind_its_wrapper_is_in_evaluation(watch: Watch) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return cast("torch.Tensor", self.module(x))
+
+    inner = mlp()
+    model, mode = Wrapper(inner), Mode()
+    assert mode.phase(watch) == ""
+    train(model)
+    assert mode.phase(watch) == "data"
+    inner.eval()
+    assert mode.phase(watch) == "eval"
+    inner.train()
+    assert mode.phase(watch) == "data"
+    inner.eval()
+    for phase in ("forward", "data"):  # it trains in evaluation mode, so that this says nothing
+        assert watch.recorder is not None
+        watch.recorder.phase = phase
+        assert mode.phase(watch) == phase

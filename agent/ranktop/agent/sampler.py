@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from ranktop.agent.black_box import Failure, box_of
 from ranktop.agent.identity import Identity
 from ranktop.agent.looks import Looks
+from ranktop.agent.mode import Mode
 from ranktop.agent.own_device import OwnDevice
 from ranktop.agent.publisher import Publisher
 from ranktop.agent.runner import one_line
@@ -85,6 +86,7 @@ class Sampler(threading.Thread):
         self._device = OwnDevice(identity.rank, interval, directory)
         self._collectives = CollectiveProbe()
         self._looks = Looks(self._collectives)
+        self._mode = Mode()
         self._starvation = StarvationProbe()
         self._stalls = StallWatch(identity.rank)
         self._code = ScriptCode()
@@ -287,7 +289,7 @@ class Sampler(threading.Thread):
             step=recorder.count if recorder is not None else 0,
             step_age=None if recorder is None or recorder.last_end is None else time.perf_counter() - recorder.last_end,
             steps=self._steps(),
-            phase=recorder.phase if recorder is not None else "",
+            phase=self._mode.phase(watch),
             collectives=collectives,
             cost=Cost(cpu_s=self._cpu, hook_s=self._hooks(), dropped=dropped, errors=errors),
             looks=self._looks.take([group.name for group in collectives.groups]),

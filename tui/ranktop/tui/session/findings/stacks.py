@@ -32,7 +32,10 @@ _COMPILER: Final = (
 
 _SAVING: Final = re.compile(r"(^|_)(save|saving)(_|$)|(^|_)(full_)?state_dict$|^_?gather_state", re.IGNORECASE)
 _LOADING: Final = re.compile(r"(^|_)load_(state_dict|checkpoint|model|weights)|from_pretrained|resume", re.IGNORECASE)
-_VALIDATING: Final = re.compile(r"(^|_)(evals?|evaluat\w*|valid\w*|val)(_|$)", re.IGNORECASE)
+_VALIDATING: Final = re.compile(
+    r"(^|_)(evals?|evaluat\w*|valid\w*|val)(_|$)|^(run_|do_)?test(ing)?(_(epoch|loop|model|one_epoch|set|step))?$",
+    re.IGNORECASE,
+)
 _TRAINING: Final = re.compile("train|fit", re.IGNORECASE)
 
 

@@ -118,6 +118,9 @@ def _all_stand(ranks: Sequence[RankView], alive: Sequence[RankView], age: float,
     members = [view for view in ranks if view.sample is not None]
     found = _by_positions(members, age, overdue)
     if found is not None:
+        if any(_moved_on(view, found.group) for view in speaking):
+            # They have just gone on, and what is heard of the others is from before.
+            return Stall("moving", age, overdue, tuple(speaking))
         return _qualified(found, speaking) if found.kind == "behind" else found
     if any(view.state == "ended" for view in ranks):
         return Stall("finishing", age, overdue, tuple(speaking))
@@ -145,6 +148,19 @@ def _moves(view: RankView) -> bool:
     if len(view.looks) <= count:
         return False
     return view.looks[-1].positions != view.looks[-1 - count].positions
+
+
+def _moved_on(view: RankView, group: str) -> bool:
+    """Tell whether a rank has come further in a group (empty: in any) than it was a few seconds before its sample."""
+    count = int(MOVED_WITHIN / LOOK_SECONDS)
+    if len(view.looks) < count:
+        return False
+    before = view.looks[-count].positions
+    return any(
+        index < len(before) and before[index] is not None and position.enqueued not in (None, before[index])
+        for index, position in enumerate(positions_of(view))
+        if group in ("", position.name)
+    )
 
 
 def _qualified(found: Stall, speaking: Sequence[RankView]) -> Stall:
