@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 from lockstep import PROGRAMS, Lockstep
@@ -248,6 +249,17 @@ def test_more_or_fewer_tokens_are_told() -> None:
 def test_tokens_that_make_a_rank_slow_are_told_once() -> None:
     found = findings(Lockstep("ddp", tokens={3: 6144}))
     assert [(finding.rule, finding.subject) for finding in found] == [("straggler", "tokens")]
+
+
+def test_batches_that_grow_are_not_more_for_the_rank_of_which_newer_steps_are_known() -> None:
+    job = Lockstep("ddp", 2, spacing=0.0).run(120)
+    for rank, steps in enumerate(job.steps):
+        unseen = range(71, 116) if rank == 0 else ()
+        steps[:] = [(at, replace(one, tokens=64 * one.index)) for at, one in steps if one.index not in unseen]
+    session, _ = job.session()
+    known = [median(step.tokens or 0 for step in view.steps[-32:]) for view in session.snapshot().ranks]
+    assert known[0] < known[1] / 1.2
+    assert [finding for finding in session.snapshot().findings if finding.rule == "tokens"] == []
 
 
 # -- past ----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,9 @@ ERRORS: Final = 4.0
 ERROR_OF_MEDIAN: Final = 1.858
 """Standard error of a median x sqrt(values) in median absolute deviations (1.2533 x 1.4826)."""
 
+NEWEST: Final = 8
+"""Newest steps in which it must hold as well: not always are the same steps of two ranks known, and lengths may grow."""
+
 PLOTTED: Final = 64
 
 
@@ -36,7 +39,9 @@ def tokens(scene: Scene) -> Iterable[Finding]:
             peers = middle
             if len(medians) < FEW:
                 peers = median([value for peer, value in medians.items() if peer != rank])
-            if peers > 0 and _steadily_off(counts[rank], own, peers, few=len(medians) < FEW):
+            if peers <= 0 or not _steadily_off(counts[rank], own, peers, few=len(medians) < FEW):
+                continue
+            if _still_off(counts, rank):
                 yield _finding(paced, rank, medians, peers)
 
 
@@ -56,6 +61,15 @@ def _steadily_off(values: list[float], own: float, peers: float, *, few: bool) -
     middle = len(values) // 2
     halves = (median(values[:middle]) / peers, median(values[middle:]) / peers)
     return min(halves) >= MORE if ratio > 1 else max(halves) <= FEWER
+
+
+def _still_off(counts: dict[int, list[float]], rank: int) -> bool:
+    """Tell whether the newest steps alone, which are the same of all ranks, show it too."""
+    newest = {other: median(values[-NEWEST:]) for other, values in counts.items()}
+    peers = median([value for other, value in newest.items() if other != rank])
+    off = newest[rank] / peers - 1 if peers > 0 else 0.0
+    usual = median(counts[rank]) / median([median(values) for other, values in counts.items() if other != rank]) - 1
+    return off / usual >= 0.5 if usual else False
 
 
 def _finding(paced: Paced, rank: int, medians: dict[int, float], peers: float) -> Finding:
