@@ -67,16 +67,16 @@ def test_times_and_slots_are_each_others_inverse_and_rise() -> None:
     for slot in (*range(2000), *range(4 * 10**8, 4 * 10**8 + 50)):
         due, following = time_of(slot), time_of(slot + 1)
         assert slot * LOOK_SECONDS <= due < (slot + 1) * LOOK_SECONDS
-        assert 0.15 < following - due < 0.41
+        assert due < following
         assert slot_at(due) == slot == slot_at((due + following) / 2)
-        assert slot_at(due - 1e-6) == slot - 1
+        assert slot_at(due - 1e-7) == slot - 1
 
 
 @pytest.mark.parametrize("step", [0.125, 0.25, 0.5, 0.75, 1.0, 2.0, 1.25, 0.1545, 0.4045, 0.618])
 def test_looks_see_all_parts_of_a_step_that_takes_always_as_long(step: float) -> None:
     """In half a minute each tenth of the step gets its share of 120 looks, give or take."""
     seen = [int(10 * (time_of(slot) / step % 1.0)) for slot in range(1000, 1120)]
-    assert all(4 <= seen.count(part) <= 24 for part in range(10))
+    assert all(4 <= seen.count(part) <= 24 for part in range(10)), [seen.count(part) for part in range(10)]
 
 
 @pytest.mark.parametrize(("late", "asking"), [(LATE + 0.001, 0.0), (0.3, 0.0), (0.0, LATE + 0.001), (LATE, 0.001)])

@@ -18,7 +18,7 @@ def own_work(snapshot: Snapshot) -> Mapping[int, float]:
 
     Work in the other phases is seen by who waits for whom: it counts as far as it is more than that of the peers.
     """
-    here = scene(snapshot)
+    here = scene(snapshot, memory=snapshot.memory)
     late = arrivals(here)
     out: dict[int, float] = {}
     for paced in paces(here):
@@ -34,7 +34,7 @@ def arrival_lags(snapshot: Snapshot) -> Mapping[int, float]:
 
     Zero for a rank that was looked at and that nobody waits for.
     """
-    here = scene(snapshot)
+    here = scene(snapshot, memory=snapshot.memory)
     out: dict[int, float] = {}
     for paced in paces(here):
         if paced.step < SHORTEST_STEP:

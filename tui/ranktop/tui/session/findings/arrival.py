@@ -10,14 +10,16 @@ of their step's collectives.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from ranktop.tui.session.findings.pace import MANY, Paced, median
+from ranktop.tui.session.findings.pace import Paced, median
 from ranktop.tui.session.findings.pace import of as paces
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.rank import RankView
+from ranktop.wire.look_times import time_of
 from ranktop.wire.schema import LOOK_SECONDS, Look
 
 FEWEST_LOOKS: Final = 40
@@ -29,20 +31,17 @@ SHORTEST_STEP: Final = 0.05
 FEWEST_STEPS: Final = 6
 """Steps that the looks must span."""
 
-FIRST_GLANCE: Final = 48
-"""Newest looks that tell, in a job of many ranks, which nodes are worth a full one."""
-
-GLANCE_SHARE: Final = 0.03
 MOST_PER_STEP: Final = 40
 """Collectives of a step up to which the looks tell how many there are."""
 
 WHOLE: Final = 0.15
 """How far from a whole number they may seem to be."""
 
-BUCKETS: Final = 8
-"""Parts of a step; the looks must fall into most of them, or they see the same moment of each step."""
+LEAST_USUAL: Final = 0.002
+"""Share of the looks in which a sound rank may be the one that others wait for, however seldom its peers are."""
 
-Row = tuple[int, ...]
+MORE_THAN_USUAL: Final = 1.2
+"""How much more often than the mean of its peers a sound rank may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +50,11 @@ class Arrival:
 
     share: float
     peers: float
-    """The same for its peers, by median."""
-    error: float
-    """Standard error of ``share``."""
+    """The same for its peers on the node, by median."""
+    usual: float
+    """The same for a sound rank, by all of its peers; on the safe side."""
+    events: int
+    """Times that it is waited for: looks that follow each other are one."""
     quarters: tuple[float, ...]
     """``share`` in each quarter of the time."""
     looks: int
@@ -74,26 +75,65 @@ class Arrival:
         """Share of the time in which others wait for it more than for its peers."""
         return self.share - self.peers
 
+    @property
+    def error(self) -> float:
+        """Standard error of ``share``; two looks more, one with and one without, keep it honest for few."""
+        share = (self.share * self.looks + 1) / (self.looks + 2)
+        return float((share * (1 - share) / (self.looks + 2)) ** 0.5)
+
 
 def of(scene: Scene) -> Mapping[int, Arrival]:
     """Return the ranks for which others of their node wait at all."""
     return scene.once("arrival", _arrivals)
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One look of all members."""
+
+    slot: int
+    top: int
+    """Highest position."""
+    low: int
+    who: tuple[int, ...]
+    """Members at the lowest position, where they are few and all others have come equally far; else empty."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The looks of one group's members on a node, those in which all of them looked; kept from look to look."""
+
+    rows: deque[_Row] = field(default_factory=deque)
+    last: int = -1
+    """Slot up to which all is judged."""
+
+
+Place = tuple[int, Sequence[Look], int]
+"""(rank, its looks, index of the group in them)."""
+
+
 def _arrivals(scene: Scene) -> Mapping[int, Arrival]:
     found: dict[int, Arrival] = {}
-    many = len(scene.snapshot.ranks) > MANY
+    known: dict[object, _Rows] = scene.memory.setdefault("arrival", {})
+    kept: dict[object, _Rows] = {}
     for paced in paces(scene):
-        if paced.step < SHORTEST_STEP or not _seen_at_all_times(paced):
+        if paced.step < SHORTEST_STEP:
             continue
+        here: list[_Seen] = []
         for node, members in _by_node(paced).items():
-            if many and not _worth_a_look(members):
-                continue
             for name, places in _groups(members).items():
-                for rank, arrival in _in_group(name, node, places, paced).items():
-                    known = found.get(rank)
-                    if known is None or arrival.lag > known.lag:
-                        found[rank] = arrival
+                lives = tuple((view.rank, view.restart, view.card and view.card.pid) for view in members)
+                key = (node, name, lives, tuple(index for _, _, index in places))
+                rows = kept[key] = known.get(key) or _Rows()
+                _read(rows, places)
+                seen = _in_group(name, node, places, rows.rows, paced)
+                if seen is not None:
+                    here.append(seen)
+        for rank, arrival in _arrived(here).items():
+            before = found.get(rank)
+            if before is None or arrival.lag > before.lag:
+                found[rank] = arrival
+    scene.memory["arrival"] = kept
     return found
 
 
@@ -106,145 +146,136 @@ def _by_node(paced: Paced) -> dict[str, list[RankView]]:
     return {node: members for node, members in nodes.items() if len(members) > 1}
 
 
-Place = tuple[int, Sequence[Look], int]
-"""(rank, its looks, index of the group in them)."""
-
-
-def _groups(members: Sequence[RankView], newest: int | None = None) -> dict[str, list[Place]]:
+def _groups(members: Sequence[RankView]) -> dict[str, list[Place]]:
     found: dict[tuple[str, int | None], list[Place]] = {}
     for view in members:
         if view.sample is None:
             continue
-        looks = list(view.looks)[-newest:] if newest is not None else list(view.looks)
         for index, group in enumerate(view.sample.collectives.groups):
-            found.setdefault((group.name, group.size), []).append((view.rank, looks, index))
+            found.setdefault((group.name, group.size), []).append((view.rank, view.looks, index))
     # More ranks than the group has: several groups go by that name.
     return {
         name: places for (name, size), places in found.items() if len(places) > 1 and (not size or len(places) <= size)
     }
 
 
-def _worth_a_look(members: Sequence[RankView]) -> bool:
-    for places in _groups(members, FIRST_GLANCE).values():
-        rows = _rows(places)
-        behind = [slot for who in _behind(rows, len(places)) for slot in who]
-        if len(behind) >= max(3.0, GLANCE_SHARE * len(rows)):
-            return True
-    return False
-
-
-def _rows(places: Sequence[Place]) -> list[Row]:
-    """Return the positions of all members, one row for each slot in which all of them looked."""
-    firsts = [looks[0].slot for _, looks, _ in places]
-    lasts = [looks[-1].slot for _, looks, _ in places]
-    start, end = max(firsts), min(lasts)
-    if end <= start:
-        return []
-    whole = all(
-        last - first == len(looks) - 1 for first, last, (_, looks, _) in zip(firsts, lasts, places, strict=True)
-    )
-    if whole:
-        try:
-            columns = [
-                [look.positions[index] for look in looks[start - first : end - first + 1]]
-                for first, (_, looks, index) in zip(firsts, places, strict=True)
-            ]
-        except IndexError:  # the group was made meanwhile
-            whole = False
-    if not whole:
-        columns = _columns(places)
-    if any(None in column for column in columns):
-        return [row for row in zip(*columns, strict=True) if None not in row]
-    return list(zip(*columns, strict=True))
-
-
-def _columns(places: Sequence[Place]) -> list[list[int | None]]:
-    seen = [
-        {look.slot: look.positions[index] for look in looks if len(look.positions) > index}
-        for _, looks, index in places
-    ]  # fmt: skip
-    common = set(seen[0]).intersection(*seen[1:])
-    return [[one[slot] for slot in sorted(common)] for one in seen]
-
-
-def _behind(rows: Sequence[Row], members: int, stop: tuple[int, int] | None = None) -> list[list[int]]:
-    """Return for each member the rows in which the others wait for it: few at the lowest position, all others equal.
-
-    ``stop``: (collectives of a step, where in a step the others must be), when that is known.
-    """
-    most = max(1, members // 4)
-    found: list[list[int]] = [[] for _ in range(members)]
-    for number, row in enumerate(rows):
-        if row.count(row[0]) == members:
+def _read(rows: _Rows, places: Sequence[Place]) -> None:
+    """Judge the looks that are new, and forget those that a member no longer has."""
+    fresh: list[dict[int, int | None]] = []
+    for _, looks, index in places:
+        mine: dict[int, int | None] = {}
+        for look in reversed(looks):
+            if look.slot <= rows.last:
+                break
+            # A group that was made meanwhile has no position in older looks.
+            mine[look.slot] = look.positions[index] if index < len(look.positions) else None
+        fresh.append(mine)
+    start, end = max(looks[0].slot for _, looks, _ in places), min(looks[-1].slot for _, looks, _ in places)
+    most, members = max(1, len(places) // 4), len(places)
+    for slot in sorted(set(fresh[0]).intersection(*fresh[1:])):
+        if not start <= slot <= end:
             continue
-        low, top = min(row), max(row)
-        count = row.count(low)
-        if count > most or row.count(top) != members - count or (stop is not None and top % stop[0] != stop[1]):
+        row = [one[slot] for one in fresh]
+        if None in row:
             continue
-        if count == 1:
-            found[row.index(low)].append(number)
-        else:
-            for index, position in enumerate(row):
-                if position == low:
-                    found[index].append(number)
-    return found
+        positions = [position or 0 for position in row]
+        low = positions[0]
+        if positions.count(low) == members:
+            rows.rows.append(_Row(slot, low, low, ()))
+            continue
+        low, top = min(positions), max(positions)
+        count = positions.count(low)
+        waited = count <= most and positions.count(top) == members - count
+        who = tuple(index for index, position in enumerate(positions) if position == low) if waited else ()
+        rows.rows.append(_Row(slot, top, low, who))
+    rows.last = max(rows.last, end)
+    while rows.rows and rows.rows[0].slot < start:
+        rows.rows.popleft()
 
 
-def _stop(rows: Sequence[Row], step: float) -> tuple[int, int] | None:
+def _stop(rows: Sequence[_Row], step: float) -> tuple[int, int] | None:
     """Return how many collectives a step has, and at which of them ranks stay longest: all else of the step."""
-    tops = [max(row) for row in rows]
-    per_step = (tops[-1] - tops[0]) * step / ((len(rows) - 1) * LOOK_SECONDS)
+    per_step = (rows[-1].top - rows[0].top) * step / (time_of(rows[-1].slot) - time_of(rows[0].slot))
     whole = round(per_step)
     if not 1 <= whole <= MOST_PER_STEP or abs(per_step - whole) > WHOLE:
         return None
-    places = [top % whole for top in tops]
+    places = [row.top % whole for row in rows]
     return whole, max(range(whole), key=places.count)
 
 
-def _in_group(name: str, node: str, places: Sequence[Place], paced: Paced) -> dict[int, Arrival]:
-    rows = _rows(places)
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the looks of one group's members on a node say."""
+
+    name: str
+    node: str
+    places: Sequence[Place]
+    exact: bool
+    looks: int
+    behind: list[list[tuple[int, int]]]
+    """For each member: (number of the look, its position) whenever it is waited for."""
+    events: list[int]
+    """For each member: how many times, looks that follow each other counted as one."""
+
+
+def _in_group(name: str, node: str, places: Sequence[Place], rows: Sequence[_Row], paced: Paced) -> _Seen | None:
     if len(rows) < FEWEST_LOOKS or len(rows) * LOOK_SECONDS < FEWEST_STEPS * paced.step:
-        return {}
+        return None
     longest = int(max(1.0, paced.step) / LOOK_SECONDS)
     stop = _stop(rows, paced.step) if paced.overlapping else None
-    behind = [_without_pauses(numbers, longest) for numbers in _behind(rows, len(places), stop)]
-    total = len(rows)
-    found: dict[int, Arrival] = {}
-    for index, (rank, _, in_looks) in enumerate(places):
-        numbers = behind[index]
-        if not numbers:
-            continue
-        share = len(numbers) / total
-        quarters = [0] * 4
-        for number in numbers:
-            quarters[4 * number // total] += 1
-        found[rank] = Arrival(
-            share=share, error=(share * (1 - share) / total) ** 0.5, looks=total, group=name, node=node,
-            peers=median([len(other) / total for place, other in enumerate(behind) if place != index]),
-            quarters=tuple(4 * count / total for count in quarters), members=len(places), exact=stop is not None,
-            places=tuple(rows[number][index] for number in numbers), index=in_looks,
-        )  # fmt: skip
-    return found
+    behind: list[list[tuple[int, int]]] = [[] for _ in places]
+    for number, row in enumerate(rows):
+        if row.who and (stop is None or row.top % stop[0] == stop[1]):
+            for index in row.who:
+                behind[index].append((number, row.low))
+    kept = [_without_pauses(one, longest) for one in behind]
+    return _Seen(name, node, places, stop is not None, len(rows), [one for one, _ in kept], [runs for _, runs in kept])
 
 
-def _without_pauses(numbers: Sequence[int], longest: int) -> list[int]:
-    """Leave out what lasted: a rank that saves a checkpoint now and then keeps the others waiting, but is not slow."""
-    kept: list[int] = []
-    run: list[int] = []
-    for number in numbers:
-        if run and number != run[-1] + 1:
-            kept += run if len(run) <= longest else []
+def _without_pauses(behind: Sequence[tuple[int, int]], longest: int) -> tuple[list[tuple[int, int]], int]:
+    """Leave out what lasted: a rank that saves a checkpoint now and then keeps the others waiting, but is not slow.
+
+    Also return how many times it was behind.
+    """
+    kept: list[tuple[int, int]] = []
+    run: list[tuple[int, int]] = []
+    runs = 0
+    for one in (*behind, None):
+        if run and (one is None or one[0] != run[-1][0] + 1):
+            if len(run) <= longest:
+                kept += run
+                runs += 1
             run = []
-        run.append(number)
-    return kept + (run if len(run) <= longest else [])
+        if one is not None:
+            run.append(one)
+    return kept, runs
 
 
-def _seen_at_all_times(paced: Paced) -> bool:
-    """Tell whether looks fall into all parts of a step: not where a step takes just a multiple of their spacing."""
-    pace = next(iter(paced.members.values()))
-    looks = len(pace.view.looks) or 1
-    wander = (
-        median([abs(one - pace.step) for one in pace.seconds]) / pace.step * (looks * LOOK_SECONDS / pace.step) ** 0.5
-    )
-    buckets = {int(BUCKETS * ((index * LOOK_SECONDS / pace.step) % 1.0)) for index in range(min(looks, 240))}
-    return wander > 1 / BUCKETS or len(buckets) > BUCKETS // 2
+def _arrived(seen: Sequence[_Seen]) -> dict[int, Arrival]:
+    """Return how often each rank is waited for beside all of its peers, those of other nodes included."""
+    found: dict[int, Arrival] = {}
+    events, looks = sum(sum(one.events) for one in seen), sum(one.looks * len(one.places) for one in seen)
+    ordered = sorted(count / one.looks for one in seen for count in one.events)
+    for one in seen:
+        for index, (rank, _, in_looks) in enumerate(one.places):
+            behind, total = one.behind[index], one.looks
+            if not behind:
+                continue
+            mean = (events - one.events[index]) / max(1, looks - total)
+            # The next after three quarters: this rank is one of those counted.
+            quartile = ordered[min(len(ordered) - 1, 3 * (len(ordered) - 1) // 4)]
+            share = len(behind) / total
+            quarters = [0] * 4
+            for number, _ in behind:
+                quarters[4 * number // total] += 1
+            arrival = Arrival(
+                share=share, looks=total, group=one.name, node=one.node, events=one.events[index],
+                usual=max(LEAST_USUAL, MORE_THAN_USUAL * mean, min(quartile, share)),
+                peers=median([len(other) / total for place, other in enumerate(one.behind) if place != index]),
+                quarters=tuple(4 * count / total for count in quarters), members=len(one.places), exact=one.exact,
+                places=tuple(position for _, position in behind), index=in_looks,
+            )  # fmt: skip
+            before = found.get(rank)
+            if before is None or arrival.lag > before.lag:
+                found[rank] = arrival
+    return found

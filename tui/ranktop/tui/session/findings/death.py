@@ -182,13 +182,18 @@ def gist(end: End) -> str:
     return _ADDRESS.sub("", end_words(end).partition(". ")[0])
 
 
+def of_ranks(words: str, ranks: Sequence[int]) -> str:
+    """Let the words for the end of one rank be said of several."""
+    return words.replace("was ", "were ", 1) if len(ranks) > 1 and words.startswith("was ") else words
+
+
 def _evidence(guilty: RankView, others: Sequence[RankView]) -> Iterable[Evidence]:
     ends: dict[str, list[int]] = {}
     for view in others:
         if view.end is not None:
             ends.setdefault(gist(view.end), []).append(view.rank)
     for words, ranks in list(ends.items())[:MOST_CONSEQUENCES]:
-        yield Evidence(f"then {ranks_words(ranks)}", words)
+        yield Evidence(f"then {ranks_words(ranks)}", of_ranks(words, ranks))
     left = [rank for ranks in list(ends.values())[MOST_CONSEQUENCES:] for rank in ranks]
     if left:
         yield Evidence(f"then {ranks_words(left)}", "ended in other ways")

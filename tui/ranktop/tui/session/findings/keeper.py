@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ranktop.tui.session.findings.explained import unexplained
 from ranktop.tui.session.findings.finding import Finding
@@ -18,6 +18,10 @@ MANY_RANKS: Final = 256
 """Ranks from which on the rules are asked more seldom, in proportion."""
 
 
+FIRST_LOOKS: Final = 5.0
+"""Seconds from the first look in which what no rule dates may be older than the viewer; later it is new."""
+
+
 class Keeper:
     """The findings of one job from look to look."""
 
@@ -28,10 +32,14 @@ class Keeper:
         self._every = every
         self._rules = RULES if rules is None else rules
         self._asked: float | None = None
+        self._first = 0.0
+        """When they were first asked."""
         self._state = ""
         """The job's, when the rules were last asked."""
-        self._since: dict[Key, tuple[float, int | None]] = {}
+        self._since: dict[Key, tuple[float | None, int | None]] = {}
         self._found: tuple[Finding, ...] = ()
+        self.memory: dict[str, Any] = {}
+        """What the rules have worked out at earlier looks (``Scene.memory``)."""
 
     def of(self, snapshot: Snapshot) -> tuple[Finding, ...]:
         """Return the findings, the gravest and then the oldest first; those of the last look until one is due.
@@ -41,29 +49,34 @@ class Keeper:
         every = self._every * max(1.0, len(snapshot.ranks) / MANY_RANKS)
         due = self._asked is None or snapshot.now - self._asked >= every or snapshot.now < self._asked
         if due or snapshot.state != self._state:
+            self._first = snapshot.now if self._asked is None else self._first
             self._asked, self._state = snapshot.now, snapshot.state
             self._found = self._look(snapshot)
         return self._found
 
     def forget(self) -> None:
         """Begin anew: the stream did."""
-        self._asked, self._since, self._found = None, {}, ()
+        self._asked, self._since, self._found, self.memory = None, {}, (), {}
 
     def _look(self, snapshot: Snapshot) -> tuple[Finding, ...]:
-        here = scene(snapshot, frozenset(self._since))
+        here = scene(snapshot, frozenset(self._since), snapshot.memory)
         found = unexplained(self._ask(here), here)
         since = {finding.key: self._began(finding, here) for finding in found}
         self._since = since
         dated = [_dated(finding, *since[finding.key]) for finding in found]
         return tuple(sorted(dated, key=lambda one: (-one.gravity, one.since or 0.0, one.ranks, one.rule)))
 
-    def _began(self, finding: Finding, here: Scene) -> tuple[float, int | None]:
-        """Return the earliest (time, step) told since it stands: the windows that rules look back on move on."""
-        known = self._since.get(finding.key)
-        if known is not None and (finding.since is None or known[0] <= finding.since):
+    def _began(self, finding: Finding, here: Scene) -> tuple[float | None, int | None]:
+        """Return the earliest (time, step) told since it stands: the windows that rules look back on move on.
+
+        A time that a rule knows without the step stays without: the present step is another time's.
+        """
+        known, since = self._since.get(finding.key), finding.since
+        if known is not None and (since is None or (known[0] is not None and known[0] <= since)):
             return known
-        at = here.now if finding.since is None else finding.since
-        return at, finding.step if finding.step is not None else _step(finding, here)
+        if since is None and here.now - self._first >= FIRST_LOOKS:
+            return here.now, finding.step if finding.step is not None else _step(finding, here)
+        return since, finding.step
 
     def _ask(self, here: Scene) -> list[Finding]:
         return [finding for name in self._rules for finding in self._ask_one(name, here)]
@@ -81,5 +94,5 @@ def _step(finding: Finding, here: Scene) -> int | None:
     return max(steps, default=None)
 
 
-def _dated(finding: Finding, since: float, step: int | None) -> Finding:
+def _dated(finding: Finding, since: float | None, step: int | None) -> Finding:
     return replace(finding, since=since, step=step)

@@ -94,6 +94,15 @@ class Pace:
                 values = list(map(sub, values, self._column(phase)))
         return values
 
+    def all_steps(self, way: Sequence[str]) -> list[float]:
+        """Return the sum of some phases for each step that is remembered, beyond those that are judged."""
+        values: list[float] = []
+        for step in self.view.steps:
+            rest = [getattr(step, phase) for phase in PHASES[1:] if phase not in way]
+            if step.index > WARM_UP and step.seconds is not None and None not in rest:
+                values.append(step.seconds - sum(rest))
+        return values
+
     def _column(self, phase: str) -> tuple[float, ...]:
         return self.forward if phase == "forward" else self.backward if phase == "backward" else self.optimizer
 

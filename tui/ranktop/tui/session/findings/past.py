@@ -49,7 +49,9 @@ def slower_since(history: Ring | None) -> Change | None:
     if history is None:
         return None
     columns = (history.column(name) for name in ("t", "step", "step_s", "activations"))
-    rows = [row for row in zip(*columns, strict=True) if row[2] == row[2] and row[2] > 0 and row[1] > WARM_UP]
+    known = [row for row in zip(*columns, strict=True) if row[2] == row[2] and row[2] > 0 and row[1] > WARM_UP]
+    # While a job stands or pauses each second repeats the last step: one step is one step time.
+    rows = [row for before, row in zip([None, *known], known, strict=False) if before is None or row[1] != before[1]]
     size = max(1, len(rows) // BLOCKS)
     blocks = [rows[index : index + size] for index in range(0, len(rows) - size + 1, size)]
     if len(blocks) < 2 * FEWEST_BLOCKS:

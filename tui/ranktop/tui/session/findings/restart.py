@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from ranktop.tui.session.findings.death import born_at, gist, lost_peer, struck, told_to_go
+from ranktop.tui.session.findings.death import born_at, gist, lost_peer, of_ranks, struck, told_to_go
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
@@ -74,7 +74,7 @@ def _evidence(count: int, formers: Mapping[int, End]) -> Iterable[Evidence]:
     for rank, former in formers.items():
         ends.setdefault(gist(former), []).append(rank)
     for words, who in list(ends.items())[:MOST_ENDS]:
-        yield Evidence(f"before, {ranks_words(who)}", words)
+        yield Evidence(f"before, {ranks_words(who)}", of_ranks(words, who))
 
 
 def _advice(count: int, known: bool) -> str:

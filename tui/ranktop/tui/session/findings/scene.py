@@ -24,6 +24,8 @@ class Scene:
     groups: tuple[Group, ...]
     standing: frozenset[Key] = field(default_factory=frozenset)
     """Keys of the findings of the last look: a rule may ask less of one that stands, so that it does not flicker."""
+    memory: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What a rule has worked out at earlier looks and need not work out again; it says the same with an empty one."""
     worked_out: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """What several rules need and one has worked out (``once``)."""
 
@@ -43,6 +45,6 @@ class Scene:
         return (rule, subject, ranks) in self.standing
 
 
-def scene(snapshot: Snapshot, standing: frozenset[Key] = frozenset()) -> Scene:
+def scene(snapshot: Snapshot, standing: frozenset[Key] = frozenset(), memory: dict[str, Any] | None = None) -> Scene:
     """Return the scene of a snapshot."""
-    return Scene(snapshot, peer_groups(snapshot.ranks), standing)
+    return Scene(snapshot, peer_groups(snapshot.ranks), standing, {} if memory is None else memory)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from ranktop.tui.session.findings.arrival import Arrival
 from ranktop.tui.session.findings.arrival import of as arrivals
 from ranktop.tui.session.findings.groups import FEW
-from ranktop.tui.session.findings.pace import PHASES, Pace, Paced, median, spread_of
+from ranktop.tui.session.findings.pace import PHASES, Median, Pace, Paced, median, spread_of
 from ranktop.tui.session.findings.pace import of as paces
 from ranktop.tui.session.findings.scene import Scene
+from ranktop.tui.session.findings.signs import LEAST_CHANCE, NOTHING, Sign, at_least, both
+from ranktop.tui.session.findings.signs import of as of_phases
 from ranktop.tui.session.findings.within_step import phase_behind
 
 FLOOR: Final = 0.04
@@ -26,12 +29,23 @@ SPREADS: Final = 5.0
 ERRORS: Final = 4.5
 """Standard errors of its own median by which it must be away."""
 
-LAG: Final = 0.05
-"""Share of the time from which being waited for is told."""
-
 LAG_OF_FEW: Final = 0.1
+"""Share of the time from which being waited for is told among two or three ranks."""
 
 LAG_ERRORS: Final = 4.0
+"""Standard errors of that share by which it must be away, among so few."""
+
+CHANCE: Final = 1e-4
+"""Probability, over all ranks of a job, of what must not be chance."""
+
+EASED: Final = 100.0
+"""How much likelier it may be for a finding that stands."""
+
+NOW_AND_THEN: Final = 0.4
+"""Share of the waiting for a rank that outliers of its work may make up for: beyond it is not slow, but seldom late."""
+
+BESIDE: Final = 1e-3
+"""Chance of what the phases say below which they show that it lasts, where looks are few."""
 
 STANDING: Final = 0.7
 """Share of all limits that keeps a finding that was there at the last look."""
@@ -51,6 +65,8 @@ class Slow:
     """Phases in which the gap is seen."""
     arrival: Arrival | None = None
     """When the looks show it as well, or alone."""
+    sign: Sign = NOTHING
+    """What speaks for it beside the looks."""
 
     @property
     def rank(self) -> int:
@@ -59,15 +75,29 @@ class Slow:
 
     @property
     def cost(self) -> float:
-        """Seconds of each step in which the others wait for it.
+        """Seconds of each step in which the others wait for it."""
+        return self.estimate.value
+
+    @property
+    def estimate(self) -> Median:
+        """``cost`` with its standard error, 0 where phases show it.
 
         What phases show is exact; the looks count instead where they show clearly more, as when backward is longer too.
         """
         if self.arrival is None:
-            return self.gap
-        lag = self.arrival.lag * self.paced.step
-        more = lag - 2 * self.arrival.error * self.paced.step > 1.25 * self.gap
-        return lag if self.gap == 0 or (more and self.arrival.exact) else self.gap
+            return Median(self.gap, 0.0)
+        step, by = self.paced.step, self.arrival
+        seen = _weighed(
+            Median(by.lag * step, by.error * step), self.sign.cost(self.pace) if self.sign.computing else None
+        )
+        errors = 1 if self.sign.computing else 2
+        more = seen.value - errors * seen.error > 1.25 * self.gap
+        return seen if self.gap == 0 or (more and by.exact) else Median(self.gap, 0.0)
+
+    @property
+    def beyond(self) -> bool:
+        """Whether it also is slow in phases in which ranks wait for each other, which its own phases don't show."""
+        return self.gap > 0 and self.cost > self.gap
 
     def excess(self, phase: str) -> float:
         """Return the seconds by which a phase is longer than its peers'."""
@@ -96,8 +126,10 @@ def _slow(scene: Scene) -> tuple[Slow, ...]:
             if known is None or slow.gap > known.gap:
                 found[slow.rank] = slow
         for rank in coming.keys() & paced.members.keys():
-            if _late(coming[rank], rank in standing):
-                found[rank] = replace(found.get(rank, Slow(paced.members[rank], paced)), arrival=coming[rank])
+            late = _late(coming[rank], paced.members[rank], paced, rank in standing)
+            if late is not None:
+                known = found.get(rank)
+                found[rank] = late if known is None else replace(known, arrival=late.arrival, sign=late.sign)
     return tuple(found[rank] for rank in sorted(found))
 
 
@@ -136,12 +168,52 @@ def _waited_for(slow: Slow) -> bool:
     return others - slow.pace.phase(*rest) >= slow.gap / 2
 
 
-def _late(arrival: Arrival, stands: bool) -> bool:
+def _late(arrival: Arrival, pace: Pace, paced: Paced, stands: bool) -> Slow | None:
+    """Return a rank as slow when what the looks say of it, and what its phases say beside them, is not chance."""
     ease = STANDING if stands else 1.0
-    floor = ease * (LAG if arrival.members >= FEW else LAG_OF_FEW)
-    if arrival.lag < max(floor, ease * LAG_ERRORS * arrival.error):
+    if arrival.members < FEW or paced.few:
+        least = ease * max(LAG_OF_FEW, LAG_ERRORS * arrival.error)
+        return Slow(pace, paced, arrival=arrival) if arrival.lag >= least and _all_along(arrival, least, 3) else None
+    limit = CHANCE * (EASED if stands else 1.0) / len(paced.members)
+    looks = at_least(arrival.events, arrival.looks, min(0.9, arrival.usual))
+    if both(looks, LEAST_CHANCE) > limit:
+        return None
+    sign = of_phases(pace, paced)
+    slow = Slow(pace, paced, arrival=arrival, sign=sign)
+    if min(looks, both(looks, sign.chance)) > limit or slow.cost < ease * FLOOR * paced.step:
+        return None
+    lasts = _all_along(arrival, FLOOR / 2, 2 if sign.chance < BESIDE else 3)
+    return slow if lasts and not _now_and_then(slow) else None
+
+
+def _all_along(arrival: Arrival, floor: float, quarters: int) -> bool:
+    """Tell whether it was waited for in so many quarters of the time."""
+    return sum(quarter - arrival.peers >= floor / 2 for quarter in arrival.quarters) >= quarters
+
+
+def _now_and_then(slow: Slow) -> bool:
+    """Tell whether it is late in few steps only, and then much: a rank that logs or saves every so often.
+
+    The mean of its work outside of waiting is then above the median, by much of what the others wait for.
+    """
+    way = next((way for way in slow.paced.ways if "forward" not in way and "data" in way), None)
+    if way is None or slow.arrival is None:
         return False
-    return sum(quarter - arrival.peers >= floor / 2 for quarter in arrival.quarters) >= 3
+    peers = slow.paced.others(slow.rank)
+    skew = _skew(slow.pace.all_steps(way)) - median([_skew(peer.column(way)) for peer in peers[:: 1 + len(peers) // 8]])
+    return skew >= NOW_AND_THEN * slow.arrival.lag * slow.paced.step
+
+
+def _skew(values: Sequence[float]) -> float:
+    return sum(values) / len(values) - median(values) if values else 0.0
+
+
+def _weighed(one: Median, other: Median | None) -> Median:
+    """Return the mean of two estimates by their weights; the first alone when they contradict each other."""
+    if other is None or abs(one.value - other.value) > 2 * math.hypot(one.error, other.error):
+        return one
+    weights = one.error**-2, other.error**-2
+    return Median((weights[0] * one.value + weights[1] * other.value) / sum(weights), sum(weights) ** -0.5)
 
 
 def costliest(found: Mapping[int, Slow] | tuple[Slow, ...]) -> float:

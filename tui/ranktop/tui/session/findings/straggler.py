@@ -25,6 +25,12 @@ EARLIER_SLOW: Final = 1.2
 LASTING: Final = 20
 """Step times since the change, and seconds, that it must last."""
 
+WIDE: Final = 0.15
+"""Standard error, as a share of what it is of, from which a range is told."""
+
+NINE_OF_TEN: Final = 1.645
+"""Standard errors to each side."""
+
 PLOTTED: Final = 64
 """Ranks in a plot."""
 
@@ -83,13 +89,23 @@ def _work_of_peers(slow: Slow, found: Sequence[Slow]) -> float:
 def _sentence(slow: Slow, cause: Cause, ranks: tuple[int, ...], base: float) -> str:
     others = len(slow.paced.members) - len(ranks)
     one = len(ranks) == 1
-    about = ("about " if slow.arrival.exact else "up to ") if slow.gap == 0 and slow.arrival is not None else ""
-    about = about if one else "up to "
-    who = f"{ranks_words(ranks)} {'does' if one else 'do'} {about}{100 * slow.cost / base:.0f} % more own work per step"
+    much = _percent(slow, base) if one else f"up to {100 * slow.cost / base:.0f} %"
+    who = f"{ranks_words(ranks)} {'does' if one else 'do'} {much} more own work per step"
     peers = " ".join(part for part in ("than its peers" if one else "than their peers", slow.paced.role) if part)
     where = _OF_PHASE.get(place(slow)) or f"in {place(slow)}"
+    where += " and backward" if slow.beyond and place(slow) != "backward" else ""
     waiting = "the other waits for" if others == 1 else f"all {others} others wait for"
     return f"{who} {peers}: {slow.cost:.3g} s {where} each step that {waiting}; {cause.words}"
+
+
+def _percent(slow: Slow, base: float) -> str:
+    """Say how much more, and between what it lies in nine of ten cases where that is wide."""
+    value, error = slow.estimate.value / base, slow.estimate.error / base
+    if not error:
+        return f"{100 * value:.0f} %"
+    low, high = (round(100 * max(0.0, value + sign * NINE_OF_TEN * error)) for sign in (-1, 1))
+    wide = error > WIDE * value and low < high
+    return f"about {100 * value:.0f} %" + (f" ({low} to {high} %)" if wide else "")
 
 
 def _evidence(slow: Slow, cause: Cause, base: float, change: Change | None) -> tuple[Evidence, ...]:
@@ -113,6 +129,10 @@ def _evidence(slow: Slow, cause: Cause, base: float, change: Change | None) -> t
         facts.append(Evidence("looks at which others wait for it", 100 * arrival.share, "%"))
         facts.append(Evidence("the same of its peers", 100 * arrival.peers, "%"))
         facts.append(Evidence("looks", arrival.looks))
+        if slow.gap == 0:
+            facts.append(Evidence("cost of each step, standard error", slow.estimate.error, "s"))
+    if slow.sign.chance < 1 and slow.gap == 0:
+        facts.append(Evidence(f"{slow.sign.name} beyond its peers'", 100 * slow.sign.ratio, "%"))
     facts.append(Evidence("steps compared", slow.pace.count, "steps"))
     if change is not None:
         facts.append(Evidence("step time before", change.before, "s"))

@@ -21,7 +21,7 @@ ERROR_OF_MEDIAN: Final = 1.858
 """Standard error of a median x sqrt(values) in median absolute deviations (1.2533 x 1.4826)."""
 
 NEWEST: Final = 8
-"""Newest steps in which it must hold as well: not always are the same steps of two ranks known, and lengths may grow."""
+"""Newest steps in which it must hold as well: of two ranks the known steps may differ, and batches may grow."""
 
 PLOTTED: Final = 64
 
