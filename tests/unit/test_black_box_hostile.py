@@ -13,9 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from ranktop.agent.black_box import Failure, failure_of
+from ranktop.agent.black_box import Failure, box_of, failure_of
+from ranktop.agent.hub_state import MAX_LEFT
 from ranktop.agent.watch import Watch
 from ranktop.probes import stack
+from ranktop.probes.reading import AllocatorReading, Collectives, GroupPosition
+from ranktop.wire.codec import encode_body
+from ranktop.wire.schema import Sample
 
 TEXT = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB"
 
@@ -120,3 +124,16 @@ def test_inputs_of_the_scripts_own_classes_are_told_without_their_code(watch: Wa
     assert failure(met.value, watch).inputs == (
         "float32 [8, 4]", "float32 [2]", "float32, shape not known", "mask: float32 [1]",
     )  # fmt: skip
+
+
+def test_the_largest_box_is_taken_by_the_hub() -> None:
+    long = "\N{SNOWMAN}" * 120
+    met = Failure(
+        error="x" * 300,
+        inputs=(f"{long[:40]}: float32 [1, 2, 3, 4]",) * 32,
+        calls=(stack.Place(long, 10**6, long),) * stack.DEPTH,
+        reasons=dict.fromkeys(("inputs", "asked", "free", "limit"), "why " * 50),
+    )
+    group = GroupPosition(name=long, description=long, size=8, enqueued=10**9, completed=10**9)
+    sample = Sample(rank=0, collectives=Collectives(groups=(group,) * 1000))
+    assert len(encode_body(box_of(met, sample, AllocatorReading()))) <= MAX_LEFT

@@ -13,7 +13,7 @@ import re
 import resource
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import islice
 from types import TracebackType, WrapperDescriptorType
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +31,8 @@ _CHAIN: Final = 16
 _TEXT: Final = 20_000
 """Characters of an error's text that are read."""
 _INPUTS: Final = 16
+_GROUPS: Final = 32
+"""Process groups told of: a hub takes no box of more than 64 KiB."""
 _DEPTH: Final = 3
 _NEAR: Final = 0.5
 """Part of a limit from which on an allocation of unknown size counts as having met it."""
@@ -145,7 +147,7 @@ def box_of(failure: Failure, sample: Sample, allocator: AllocatorReading) -> Box
         limit=limit,
         memory=sample.now,
         allocator=allocator,
-        collectives=sample.collectives,
+        collectives=replace(sample.collectives, groups=sample.collectives.groups[:_GROUPS]),
         inputs=failure.inputs,
         calls=tuple(Call(*place) for place in failure.calls),
         reasons={**sample.reasons, **reasons},

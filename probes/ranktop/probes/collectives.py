@@ -94,8 +94,10 @@ class CollectiveProbe:
     def _choose(self, found: list[_Group], groups: list[Any], most: int) -> None:
         torch = sys.modules.get("torch")
         looked_at: list[tuple[int, Any] | None] = []
+        left = most
         for each in found:
-            chosen = (each.size or 0) > 1 and sum(one is not None for one in looked_at) < most
+            chosen = (each.size or 0) > 1 and left > 0
+            left -= chosen
             device = _DEVICE_OF.get(each.backend)
             looked_at.append((each.index, torch.device(device) if torch and device else None) if chosen else None)
         self._names = tuple(each.name for each in found)
