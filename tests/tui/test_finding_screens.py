@@ -213,9 +213,13 @@ def test_a_post_mortem_is_offered_where_there_is_one() -> None:
             text = await press(run, "p")
             assert "asked for 22.0 GiB, free 19.3 GiB, of 79.6 GiB, largest free block 1.2 GiB" in text
             assert "torch/nn/functional.py:3479" in text
+            assert text.count("CUDA out of memory") == 1, "what went wrong is told once"
             assert "no other rank has left a post-mortem" in await press(run, "n")
             await press(run, "escape", "f", "enter")
             assert isinstance(run.app.screen, EvidenceScreen)
+            await press(run, "p")
+            assert isinstance(run.app.screen, PostmortemScreen)
+            assert "p post-mortem" in await press(run, "escape", "c")
             await press(run, "p")
             assert isinstance(run.app.screen, PostmortemScreen)
 
@@ -249,7 +253,7 @@ def test_the_help_of_each_screen_lists_its_keys() -> None:
                 assert isinstance(run.app.screen, HelpScreen)
                 for key in shown_keys(keys):
                     assert key.group == "back" or key.words in text, key.id
-                assert "ranktop: help" in text
+                assert " ranktop  help" in text
                 await press(run, "escape")
                 while not isinstance(run.app.screen, RanksScreen):
                     await press(run, "escape")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from lockstep import Lockstep
+
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.keeper import Keeper
 from ranktop.tui.session.findings.scene import Scene
@@ -19,8 +21,10 @@ def at(now: float) -> Snapshot:
 
 
 def test_a_finding_keeps_its_beginning_while_it_stands() -> None:
-    told: list[Finding] = [SLOW]
+    told: list[Finding] = []
     keeper = Keeper(rules={"straggler": lambda scene: told})
+    assert keeper.of(at(1.0)) == ()
+    told.append(SLOW)
     assert [finding.since for finding in keeper.of(at(10.0))] == [10.0]
     told[:] = [replace(SLOW, sentence="rank 3 is slower")]
     (later,) = keeper.of(at(15.0))
@@ -34,7 +38,27 @@ def test_a_finding_keeps_its_beginning_while_it_stands() -> None:
 def test_the_gravest_come_first_and_a_rule_may_know_better_since_when() -> None:
     mixed = replace(SLOW, rule="versions")
     keeper = Keeper(rules={"versions": lambda scene: [mixed], "hang": lambda scene: [HUNG]})
-    assert [(finding.rule, finding.since) for finding in keeper.of(at(9.0))] == [("hang", 2.0), ("versions", 9.0)]
+    assert [(finding.rule, finding.since) for finding in keeper.of(at(9.0))] == [("hang", 2.0), ("versions", None)]
+    assert [(finding.rule, finding.since) for finding in keeper.of(at(90.0))] == [("hang", 2.0), ("versions", None)]
+
+
+def test_what_the_first_looks_find_may_be_older_and_is_dated_by_its_rule_alone() -> None:
+    told: list[Finding] = [SLOW]
+    keeper = Keeper(rules={"straggler": lambda scene: told})
+    assert [finding.since for finding in keeper.of(at(100.0))] == [None]
+    told.append(replace(SLOW, ranks=(4,)))
+    assert [finding.since for finding in keeper.of(at(103.0))] == [None, None]
+    told.append(replace(SLOW, ranks=(5,)))
+    assert [finding.since for finding in keeper.of(at(110.0))] == [None, None, 110.0]
+    told[:1] = [replace(SLOW, since=90.0, step=12)]
+    assert [(finding.since, finding.step) for finding in keeper.of(at(111.0))][:2] == [(None, None), (90.0, 12)]
+
+
+def test_a_time_without_a_step_gets_no_other_times_step() -> None:
+    keeper = Keeper(rules={"hang": lambda scene: [HUNG]})
+    picture = Lockstep("ddp").run(40).session()[0].snapshot()
+    assert picture.step > 30
+    assert [(finding.since, finding.step) for finding in keeper.of(picture)] == [(2.0, None)]
 
 
 def test_a_broken_rule_costs_its_own_findings() -> None:

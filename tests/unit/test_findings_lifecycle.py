@@ -39,6 +39,8 @@ def test_the_rank_that_was_killed_is_named_and_the_others_are_its_consequences()
     told = evidence(one)
     assert told["then ranks 0, 3"] == ("failed (exit code 1): RuntimeError: Connection closed by peer")
     assert told["then rank 2"] == "was killed (signal 15): SIGTERM"
+    both = the(death, *(ended(number, "signal", 9 if number == 1 else 15, "") for number in range(3)), state="ended")
+    assert evidence(both)["then ranks 0, 2"] == "were killed (signal 15): SIGTERM"
     assert (told["node"], told["process id"], told["phase"]) == ("n0", 101, "backward")
     assert "kill -9" in one.advice
 

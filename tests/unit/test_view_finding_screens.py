@@ -26,6 +26,7 @@ from ranktop.tui.view.findings import by_rank, strip, tally, whom
 from ranktop.tui.view.findings_list import Pick, findings_lines, nothing_words
 from ranktop.tui.view.grid import by_mesh, by_node, fold, labels
 from ranktop.tui.view.imbalance import Grid, imbalance_lines
+from ranktop.tui.view.imbalance_words import Words
 from ranktop.tui.view.metrics import METRICS, field_of
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.postmortem import Account, has_account, postmortem_lines
@@ -186,6 +187,15 @@ def test_unknown_values_have_no_shade_and_the_middle_is_pale() -> None:
     flat = field_of(METRICS[0], snap(staged_job()))
     assert flat.groups == 8, "each stage and tensor rank has its own middle"
     assert flat.level(13) == 9
+
+
+@pytest.mark.parametrize(
+    ("unit", "away", "words"),
+    [("s", -0.00004, "0.0 ms"), ("s", -0.0767, "-76.7 ms"), ("s", 0.0004, "+0.4 ms"), ("s", 1.5, "+1.5 s"),
+     ("W", -0.4, "0 W"), ("W", 1234.0, "+1,234 W")],
+)  # fmt: skip
+def test_a_distance_of_nothing_has_no_sign(unit: str, away: float, words: str) -> None:
+    assert Words(None, unit, signed=False, width=5).difference(away) == words
 
 
 def test_where_the_cells_are() -> None:

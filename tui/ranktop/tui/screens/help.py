@@ -10,6 +10,7 @@ from textual.screen import ModalScreen
 
 from ranktop.tui.keys import Key
 from ranktop.tui.view.help import help_lines
+from ranktop.tui.view.label import labelled, simulated
 from ranktop.tui.view.options import Options
 from ranktop.tui.widgets.lines import Lines
 
@@ -52,6 +53,8 @@ class HelpScreen(ModalScreen[None]):
         width, height = max(1, self.size.width), max(1, self.size.height)
         width = min(84, width)
         lines = help_lines(self._options, self._keys, width)
+        if simulated(state.card for state in self.app.session.ranks.values()):
+            lines = list(labelled({"help": lines})["help"])
         self._top = max(0, min(self._top, len(lines) - height))
         widget = self.query_one("#help", Lines)
         widget.styles.height = min(height, len(lines))

@@ -36,7 +36,7 @@ _KEY_CELLS = 10
 
 def help_lines(options: Options, keys: tuple[Key, ...], width: int) -> list[Line]:
     """Return the help for a screen with these keys as lines of ``width`` cells."""
-    lines: list[Line] = [pad([(" ranktop: help", "panel bold")], width, "panel"), pad((), width)]
+    lines: list[Line] = [pad([(" ranktop ", "panel"), (" help", "panel bold")], width, "panel"), pad((), width)]
     for text in _texts(options, keys):
         lines += [pad([(f" {part}", "text")], width) for part in wrap(text, max(10, width - 2))]
     spans: list[Span] = [(" ", "")]

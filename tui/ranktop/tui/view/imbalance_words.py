@@ -57,11 +57,10 @@ class Words:
     def difference(self, away: float) -> str:
         """Write a distance with sign and unit."""
         if self.unit is not None:
-            return f"{away / self.unit.bytes:+.1f} {self.name}"
-        sign = "+" if away >= 0 else "-"
+            return _signed(f"{abs(away) / self.unit.bytes:.1f} {self.name}", away)
         if self.name == "s":
-            return f"{sign}{abs(away) * 1000:.1f} ms" if abs(away) < 0.1 else f"{sign}{abs(away):.3g} s"
-        return f"{sign}{count(round(abs(away)))} {self.name}"
+            return _signed(f"{abs(away) * 1000:.1f} ms" if abs(away) < 0.1 else f"{abs(away):.3g} s", away)
+        return _signed(f"{count(round(abs(away)))} {self.name}", away)
 
     def away(self, found: Field, rank: int) -> tuple[str, ...]:
         """Say how far a rank is from its peers, the longest form first."""
@@ -72,13 +71,19 @@ class Words:
             return ("measured - expected, at its peak",)
         if found.metric.key == "arrival":
             return ("of the time others wait for it more than for its peers", "of the time others wait for it")
-        share = f" ({away / middle:+.0%})" if middle and abs(away / middle) < 100 else ""
+        share = f" ({away / middle:+.0%})" if middle and 0.005 <= abs(away / middle) < 100 else ""
         there = self.difference(away)
         return (
             f"{there}{share} from the median of its peers, {self.full(middle)}",
             f"{there}{share}, its peers {self.full(middle)}",
             f"{there}{share}", there,
         )  # fmt: skip
+
+
+def _signed(text: str, away: float) -> str:
+    """Put the sign before a distance; what rounds to nothing has none."""
+    number = text.split()[0]
+    return text if not number.strip("0.") else f"{'+' if away > 0 else '-'}{text}"
 
 
 def metric_tabs(chosen: int, options: Options, width: int) -> Line:

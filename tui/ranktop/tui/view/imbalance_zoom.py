@@ -37,7 +37,7 @@ def zoom_lines(
     """
     width, room = size
     views = [view for rank in ranks if (view := snapshot.rank(rank)) is not None]
-    unit = f"{found.metric.title} {words.name}"
+    unit = found.metric.title if found.metric.title == words.name else f"{found.metric.title} {words.name}"
     bar = max(0, min(BAR, width - LEAD - STATE)) // 2 * 2
     titles = f"  {'rank':>5}  {'node, device':<22} {fit(unit, 18, '>')} {'from peers':>13}  "
     lines = [pad([(titles, "label")], width)]

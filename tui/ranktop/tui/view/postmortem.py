@@ -137,8 +137,10 @@ def _story(view: RankView, box: Box | None, snapshot: Snapshot, options: Options
             "when", f"step {count(box.step + 1)}{phase}, {count(box.step)} steps finished before", "text", width
         )
         lines += _sizes(box, width)
-    if view.end is not None:
-        lines += _told("end", end_words(view.end), "text" if box is not None else "bad bold", width)
+    ended = "" if view.end is None else end_words(view.end)
+    if ended:
+        said = _without(ended, what_went_wrong(box.error)) if box is not None else ended
+        lines += _told("end", said, "text" if box is not None else "bad bold", width)
     if view.box is None and view.former_box is not None:
         how = f": it {end_words(view.former)}" if view.former is not None else ""
         now = "it has ended too" if view.state in GONE else f"the rank is {view.state} again"
@@ -149,11 +151,18 @@ def _story(view: RankView, box: Box | None, snapshot: Snapshot, options: Options
             "life", f"after {count(view.restart)} elastic restart{'' if view.restart == 1 else 's'}", "dim", width
         )
     for finding in _findings(view, snapshot):
-        text = f"{mark(finding, options.glyphs)} {plain(finding.sentence)}"
-        lines += _told("finding", text, style_of(finding), width)
+        text = plain(finding.sentence)
+        if text != f"rank {view.rank} {ended}":
+            lines += _told("finding", f"{mark(finding, options.glyphs)} {text}", style_of(finding), width)
         if finding.advice:
             lines += _told("do", plain(finding.advice), "text", width)
     return lines
+
+
+def _without(ended: str, error: str) -> str:
+    """Leave out of a process's end the error that stands above it."""
+    how, _, detail = ended.partition(": ")
+    return how if detail and detail.rpartition(": ")[2] in error else ended
 
 
 def _findings(view: RankView, snapshot: Snapshot) -> list[Finding]:

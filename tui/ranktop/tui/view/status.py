@@ -79,7 +79,8 @@ def _ended(view: RankView) -> str:
     if view.state == "failed":
         kind = plain(end.detail.split(":")[0])
         # An exception's module tells less than its name, and there is room for one of them.
-        return kind.rpartition(".")[2] if " " not in kind and kind else kind or f"exit {end.code}"
+        name = kind.rpartition(".")[2] if " " not in kind and kind else kind or f"exit {end.code}"
+        return "out of memory" if name == "OutOfMemoryError" else name
     return "vanished"
 
 
