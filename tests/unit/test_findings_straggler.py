@@ -11,6 +11,7 @@ from lockstep import PROGRAMS, Lockstep
 from ranktop.probes.reading import DeviceDetail, NvLink
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.past import slower_since
+from ranktop.tui.session.findings.straggler import LASTING
 from ranktop.tui.session.rings import Ring
 from ranktop.wire.schema import Point
 
@@ -274,6 +275,17 @@ def past(*parts: tuple[int, float, int]) -> Ring:
             wobble = 1 + 0.02 * (at * 7 % 5 - 2)
             ring.append(Point(float(at), at, seconds * wobble, 1, 1, activations, 1, 1, 1.0, 1))
     return ring
+
+
+def test_stands_one_after_the_other_are_no_slower_pace() -> None:
+    """The step that a stand made long is the last one that is known during the next stand, second after second."""
+    ring, step = Ring(), 0
+    for second in range(400):
+        stands = second > 250
+        step += 3 if not stands or second % 10 == 0 else 0
+        ring.append(Point(float(second), step, 8.3 if stands else 0.3, 1, 1, 5, 1, 1, 1.0, 1))
+    change = slower_since(ring)
+    assert change is None or change.points < LASTING, "15 steps are known since then"
 
 
 def test_when_steps_became_slower() -> None:
