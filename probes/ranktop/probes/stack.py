@@ -114,8 +114,11 @@ def _file(path: str, module: str) -> str:
     pure = PurePath(path)
     wanted = [*module.split("."), "__init__"] if pure.stem == "__init__" else module.split(".")
     there = [*pure.parts[-len(wanted) : -1], pure.stem]
-    # A module's name is what its globals say; only where the folders agree are they the package's own.
-    return "/".join((*there[:-1], pure.name)) if there == wanted else pure.name
+    # A module's name is what its globals say; only where the folders agree are they the package's own. One that begins
+    # at the root is named like the machine's folders (``home.ada.train``, run from there).
+    if there == wanted and not (pure.is_absolute() and len(wanted) >= len(pure.parts) - 1):
+        return "/".join((*there[:-1], pure.name))
+    return pure.name.rpartition("\\")[2]  # compiled on another system
 
 
 def _plain(text: str) -> str:
