@@ -75,6 +75,28 @@ def test_age_counts_the_time_a_batch_lay_unread(node: Node) -> None:
         hub.close()
 
 
+def test_a_viewer_that_is_behind_catches_up_in_one_drain(node: Node) -> None:
+    """Each answer holds a part of what there is; one a drain would never be enough for a busy viewer."""
+    numbers = iter(range(1000))
+
+    def answer() -> bytes:
+        number = next(numbers)
+        age = max(0.0, 9.0 - number)
+        return batch(100.0, item(number, 100.0 - age), snapshot=number == 0, last=number)
+
+    hub = OtherHub(node, VIEWERS_SOCKET, answer)
+    source = HubSource(node.directory)
+    try:
+        # The snapshot, then nine old samples, the ninth of which is new enough; on a busy machine a few drains.
+        drains = [drain(source)]
+        while len([one for out in drains for one in out if isinstance(one, Received)]) < 10:
+            drains.append(drain(source))
+        assert max(len(out) for out in drains) >= 4
+    finally:
+        source.close()
+        hub.close()
+
+
 def test_unreadable_items_are_counted_and_the_rest_is_shown(node: Node) -> None:
     answers = iter([batch(1.0, item(0, 1.0), item(1, 1.0, b"\xc1"), item(2, 1.0), snapshot=True, last=2, lost=7)])
     hub = OtherHub(node, VIEWERS_SOCKET, lambda: next(answers, batch(1.0, last=2)))

@@ -35,12 +35,15 @@ ASK_WAIT: Final = 1.0
 LOST_AFTER: Final = 2.0
 """Seconds that an answer may be overdue before the connection is made anew."""
 
-_AT_ONCE: Final = 3
-"""Batches taken in one drain, so that a screen gets its turn while a long snapshot arrives."""
+BEHIND: Final = 0.5
+"""Seconds between the newest message of an answer and the answer from which there is more to be had at once."""
+
+MOST: Final = 0.08
+"""Seconds that one drain may take, so that a screen gets its turn while there is much to take."""
 
 
 class HubSource:
-    """Follows the hub of one job. ``drain`` is called about ten times a second and never blocks."""
+    """Follows the hub of one job. ``drain`` is called about ten times a second."""
 
     def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         """``directory`` is the job's own, as ``find_jobs`` gives it."""
@@ -60,18 +63,27 @@ class HubSource:
         self._refused = 0
         self._closed = False
         self._speaks_otherwise = False
+        self._behind = False
         self._connect()
 
     def drain(self) -> list[Received | Reset]:
-        """Return what has arrived since the last call, in order; reconnects when the hub is silent."""
+        """Return what has arrived since the last call, in order; reconnects when the hub is silent.
+
+        It does not wait, unless what has come is old already: then for the hub's next answers, up to ``MOST`` seconds.
+        """
         out: list[Received | Reset] = []
         if self._closed:
             return out
-        for _ in range(_AT_ONCE):
+        until = time.perf_counter() + MOST
+        while True:
             frames = self._receive()
-            if frames is None:
+            if frames is not None:
+                self._read(frames, out)
+            left = until - time.perf_counter()
+            if left <= 0 or self._socket is None:
                 break
-            self._read(frames, out)
+            if frames is None and not (self._behind and self._socket.poll(max(1, int(left * 1000)))):
+                break
         if self._clock() - self._asked_at > ASK_WAIT + LOST_AFTER:
             self._note_silence()
             self._connect()
@@ -159,7 +171,6 @@ class HubSource:
         self._speaks_otherwise = False
         self._offsets.append(now - batch.now)
         self._take(batch, now, out)
-        self._ask()
 
     def _take(self, batch: Batch, now: float, out: list[Received | Reset]) -> None:
         if batch.snapshot:
@@ -171,6 +182,10 @@ class HubSource:
         self._since = batch.last
         self._lost += batch.lost
         self._refused = batch.refused
+        newest = max((item.t for item in batch.items), default=batch.now)
+        self._behind = self._since < 0 or batch.now - newest > BEHIND
+        # Before it is decoded: the hub prepares the next answer meanwhile.
+        self._ask()
         # A batch may have lain in the socket while this process was stopped: the hub's clock is taken from
         # the quickest of the last answers, not from this one.
         hub_now = now - min(self._offsets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -25,6 +26,9 @@ __all__ = ["Event", "RankState", "RankView", "Session", "Snapshot"]
 LAST_WORD: Final = 10.0
 """Seconds after the last end in which a rank of the node that was never heard of may still speak: where the machine is
 busy, one script ends before the agent of another has begun."""
+
+LAGGING: Final = 1.5
+"""Seconds from which on a stream lags, and for which the last samples tell of it."""
 
 MOST_MISSING: Final = 65536
 """World size up to which ranks that were never seen are listed."""
@@ -51,6 +55,8 @@ class Snapshot:
     """Where the ranks and their processes are, kept from frame to frame."""
     findings: tuple[Finding, ...] = ()
     """What the rules say, the gravest first."""
+    behind: float = 0.0
+    """Seconds by which all of it is old because the stream lags (``Session.behind``)."""
     memory: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """What the rules have worked out and need not again (``findings.scene.Scene.memory``)."""
 
@@ -101,6 +107,11 @@ class Session:
         """Rank -> its process's id in the driver's list."""
         self.failure = ""
         """The last message that could not be used, in one line."""
+        self._began = -math.inf
+        """When the present snapshot of the hub began to arrive."""
+        self._newest: tuple[float, float] | None = None
+        """(when it was taken from the source, seconds since it reached the hub) of the last of the samples that did so
+        since."""
 
     def feed(self, received: Iterable[Received | Reset]) -> None:
         """Take what a source gave, in its order."""
@@ -128,8 +139,23 @@ class Session:
         state = self.ranks.get(rank)
         if state is None:
             many = self.job is not None and self.job.world_size > MANY
-            state = self.ranks[rank] = RankState(rank, self.clock, KEPT_OF_MANY if many else KEPT)
+            state = self.ranks[rank] = RankState(rank, self._present, KEPT_OF_MANY if many else KEPT)
         return state
+
+    def behind(self) -> float:
+        """Return by how many seconds the stream lags behind the hub: a viewer short of CPU; 0 below ``LAGGING``.
+
+        What has not come yet is not known to be missing, so ages and states are those of that time. Nothing new for a
+        while is no lag.
+        """
+        if self._newest is None:
+            return 0.0
+        taken, age = self._newest
+        return age if age >= LAGGING and self.clock() - taken < LAGGING else 0.0
+
+    def _present(self) -> float:
+        """Return the time, on the session's clock, that the stream has come to."""
+        return self.clock() - self.behind()
 
     def _take(self, state: RankState, item: Received, at: float) -> bool:
         body = item.body
@@ -149,6 +175,8 @@ class Session:
             self._places = None
         elif isinstance(body, Sample):
             state.hear(body, at)
+            if at > self._began:
+                self._newest = (at + item.age, item.age)
             self._note_listed(state.rank, body)
         elif isinstance(body, Device):
             state.describe(body, at)
@@ -185,6 +213,7 @@ class Session:
     def _reset(self, reset: Reset, now: float) -> None:
         self.ranks = {}
         self._uncompared = {}
+        self._began, self._newest = now, None
         self._places, self._listed = None, {}
         self.findings.forget()
         self.job, self.hub = reset.job, reset.hub
@@ -250,6 +279,7 @@ class Session:
             step_seconds=self._usual_step(),
             step_age=self.step_age(),
             places=self._places,
+            behind=self.behind(),
             memory={} if copy_history else self.findings.memory,
         )
         found = self.findings.of(snapshot)

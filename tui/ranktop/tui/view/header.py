@@ -110,6 +110,8 @@ def link_words(link: Link, snapshot: Snapshot, glyphs: Glyphs) -> Line:
         if alive and all(view.stale for view in alive):
             newest = min(view.age or 0.0 for view in alive)
             return ((f"{glyphs.live} live, data {duration(newest)} old", "head warn"),)
+        if snapshot.behind:
+            return ((f"{glyphs.live} live, data {duration(snapshot.behind)} old", "head warn"),)
         unread = link.lost + link.bad
         if unread:
             return ((f"{glyphs.live} live, {count(unread)} messages lost", "head warn"),)
