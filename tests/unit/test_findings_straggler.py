@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from statistics import median
 
@@ -9,8 +10,11 @@ import pytest
 from lockstep import PROGRAMS, Lockstep
 
 from ranktop.probes.reading import DeviceDetail, NvLink
+from ranktop.tui.session.findings.arrival import of as arrivals
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.past import slower_since
+from ranktop.tui.session.findings.scene import scene
+from ranktop.tui.session.findings.signs import at_least, both
 from ranktop.tui.session.findings.straggler import LASTING
 from ranktop.tui.session.rings import Ring
 from ranktop.wire.schema import Point
@@ -56,7 +60,8 @@ def test_a_slow_phase_outside_of_the_waiting_is_named_with_its_cost(strategy: st
     assert found.plot is not None
     assert found.plot.at == tuple(range(8))
     cause = "its data loading is slow" if phase == "data" else "cause unknown"
-    assert found.sentence.endswith(f"each step that all 7 others wait for; {cause}")
+    assert found.sentence.startswith("rank 5 keeps the 7 others waiting ")
+    assert cause in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -91,6 +96,17 @@ def test_eight_percent_are_found_in_thirty_steps(ranks: int) -> None:
     assert 6 <= float(found.short.removeprefix("slow +").removesuffix("%")) <= 10
 
 
+@pytest.mark.parametrize(("strategy", "ranks"), [("fsdp2", 8), ("fsdp2", 32), ("zero3", 16), ("ddp", 32)])
+def test_eight_percent_of_all_computing_are_found_in_thirty_steps(strategy: str, ranks: int) -> None:
+    """Little of it is seen in phases, and four looks a second see few of the waits: together they are enough."""
+    rank = ranks // 2 + 1
+    slow = {(rank, phase): 1.08 for phase in ("forward", "backward", "optimizer")}
+    (found,) = findings(Lockstep(strategy, ranks, slow=slow, scale=3.4, noise=0.01, seed=1), 30)
+    assert (found.rule, found.ranks) == ("straggler", (rank,))
+    assert " waiting about " in found.sentence
+    assert 4 <= float(found.short.removeprefix("slow +").removesuffix("%")) <= 12
+
+
 def test_two_slow_ranks_are_both_named_each_with_its_cause() -> None:
     job = Lockstep("ddp", slow={**slower("data", 0.04, 2), **slower("forward", 0.03, 6)})
     found = {finding.ranks: finding for finding in findings(job)}
@@ -103,7 +119,7 @@ def test_a_slow_node_is_one_finding() -> None:
     slow = {(rank, "forward"): 1.4 for rank in range(8, 16)}
     (found,) = findings(Lockstep("ddp", 32, slow=slow))
     assert found.ranks == tuple(range(8, 16))
-    assert found.sentence.startswith("ranks 8-15 do up to ")
+    assert found.sentence.startswith("ranks 8-15 keep the 24 others waiting up to ")
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -132,6 +148,44 @@ def test_sound_jobs_raise_nothing(strategy: str) -> None:
 def test_a_rank_that_logs_and_saves_now_and_then_is_no_straggler() -> None:
     late = {(0, step): 3.0 if step % 40 == 0 else 0.3 for step in range(10, 121, 10)}
     assert not findings(Lockstep("ddp", late=late), 120)
+
+
+@pytest.mark.parametrize(("strategy", "scale", "seed"), [("fsdp2", 1.0, 22), ("fsdp2", 0.3, 41), ("single", 0.3, 46)])
+def test_a_rank_that_is_late_in_each_tenth_step_is_no_straggler(strategy: str, scale: float, seed: int) -> None:
+    """It costs a tenth of the time and more, but not in each step."""
+    late = {(0, step): 0.3 for step in range(10, 400, 10)}
+    assert not findings(Lockstep(strategy, late=late, scale=scale, seed=seed, noise=0.02), 150)
+
+
+@pytest.mark.parametrize("length", [0.25, 0.5, 1.0])
+def test_steps_of_a_multiple_of_the_spacing_of_the_looks_are_seen_whole(length: float) -> None:
+    job = Lockstep("fsdp2", noise=0.0005, slow=slower("backward", 0.05))
+    job.scale = length / (0.29 + 0.05 + 0.02)
+    (found,) = findings(job, int(45 / length))
+    assert found.ranks == (3,)
+
+
+def test_what_was_worked_out_before_changes_nothing() -> None:
+    """Looks judged as they come in say the same as all of them judged at once."""
+    job = Lockstep("fsdp2", 16, slow=slower("backward", 0.04)).run(150)
+    memory: dict[str, object] = {}
+    said = []
+    for until in (20.0, 25.0, 33.0, min(job.times)):
+        session, _ = job.session(until)
+        snapshot = session.snapshot()
+        anew, kept = arrivals(scene(snapshot)), arrivals(scene(snapshot, memory=memory))
+        assert anew == kept
+        said.append(len(anew))
+    assert all(said)
+
+
+def test_the_chances_of_events() -> None:
+    assert at_least(0, 100, 0.01) == 1.0
+    assert at_least(1, 100, 0.01) == pytest.approx(1 - 0.99**100)
+    exact = sum(math.comb(157, count) * 0.01**count * 0.99 ** (157 - count) for count in range(12, 158))
+    assert at_least(12, 157, 0.01) == pytest.approx(exact, rel=1e-6)
+    assert both(1.0, 1.0) == 1.0
+    assert both(1e-4, 1e-4) == pytest.approx(1e-8 * (1 + 8 * math.log(10)))
 
 
 def test_too_few_steps_say_nothing() -> None:
@@ -177,7 +231,7 @@ def test_clocks_that_are_held_down() -> None:
     hot = {"throttle": ("hardware thermal slowdown",), "sm_clock": 1200}
     found = cause(readings={3: hot})
     assert found.subject == "throttle"
-    assert found.sentence.endswith("its clocks are held down (hardware thermal slowdown), 1,200 MHz beside 1,755")
+    assert "its clocks are held down (hardware thermal slowdown), 1,200 MHz beside 1,755; " in found.sentence
     assert found.advice.startswith("look at the cooling")
 
 
@@ -198,8 +252,8 @@ def test_a_degraded_link() -> None:
     narrow = replace(good, pcie_width=4)
     down = replace(good, nvlinks=(*links[:3], NvLink(3, up=False)))
     others = dict.fromkeys(range(8), good)
-    assert cause(details={**others, 3: narrow}).sentence.endswith("its link is degraded: PCIe width 4 instead of 16")
-    assert cause(details={**others, 3: down}).sentence.endswith("its link is degraded: NVLinks up 3 instead of 4")
+    assert "its link is degraded: PCIe width 4 instead of 16; " in cause(details={**others, 3: narrow}).sentence
+    assert "its link is degraded: NVLinks up 3 instead of 4; " in cause(details={**others, 3: down}).sentence
     assert cause(details=others).subject == "forward"
     # All links idle at a lower generation: that is how they save power.
     idle = replace(good, pcie_generation=1)
@@ -209,13 +263,13 @@ def test_a_degraded_link() -> None:
 def test_more_tokens_explain_more_work_and_only_as_much() -> None:
     found = cause(slow={}, tokens={3: 6144})
     assert found.subject == "tokens"
-    assert found.sentence.endswith("it has 50 % more tokens")
+    assert "a step: it has 50 % more tokens; " in found.sentence
     # A tenth more tokens does not explain half as much work again.
     assert cause(slow=slower("forward", 0.05), tokens={3: 4506}).subject == "forward"
 
 
 def test_a_starved_host() -> None:
-    assert cause(starved={3: 0.4}).sentence.endswith("its training thread waits for a CPU 40 % of the time")
+    assert "its training thread waits for a CPU 40 % of the time; " in cause(starved={3: 0.4}).sentence
     assert cause(starved=dict.fromkeys(range(8), 0.4)).subject == "forward"
     assert cause(starved={3: 0.4}, slow=slower("data", 0.03)).subject == "data"
 
