@@ -60,7 +60,7 @@ def test_a_slow_phase_outside_of_the_waiting_is_named_with_its_cost(strategy: st
     assert found.plot is not None
     assert found.plot.at == tuple(range(8))
     cause = "its data loading is slow" if phase == "data" else "cause unknown"
-    assert found.sentence.startswith("rank 5 keeps the 7 others waiting ")
+    assert found.sentence.startswith("rank 3 keeps the 7 others waiting 3")
     assert cause in found.sentence
 
 
@@ -120,6 +120,17 @@ def test_a_slow_node_is_one_finding() -> None:
     (found,) = findings(Lockstep("ddp", 32, slow=slow))
     assert found.ranks == tuple(range(8, 16))
     assert found.sentence.startswith("ranks 8-15 keep the 24 others waiting up to ")
+
+
+def test_a_rank_that_only_its_arrival_shows_stands_out_in_its_plot_and_is_dated_by_the_steps_that_show_it() -> None:
+    slow = {(3, phase): 1.2 for phase in ("forward", "backward", "optimizer")}
+    (found,) = findings(Lockstep("fsdp2", slow=slow, scale=3.4, noise=0.01, seed=1), 40)
+    assert found.plot is not None
+    own, usual = (line for _, line in found.plot.lines)
+    assert own[3] == pytest.approx(number(found, "own work"))
+    assert all(own[rank] < usual[rank] + 0.3 * (own[3] - usual[3]) for rank in range(8) if rank != 3)
+    assert found.step is not None and found.since is not None
+    assert 4 <= found.step <= 12, "the window begins after the warm-up, and nothing changed within it"
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

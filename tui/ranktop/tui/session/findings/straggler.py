@@ -38,7 +38,7 @@ MORE_ACTIVATIONS: Final = 1.03
 """Growth of the activations from which longer inputs are the reason for longer steps."""
 
 _OF_PHASE: Final = {
-    "data": "of data loading", "forward": "in forward", "backward": "in backward", "optimizer": "in the optimizer"
+    "data": "in data loading", "forward": "in forward", "backward": "in backward", "optimizer": "in the optimizer"
 }  # fmt: skip
 
 
@@ -63,6 +63,7 @@ def _finding(scene: Scene, members: Sequence[tuple[Slow, Cause]]) -> Finding:
     ranks = tuple(sorted(one.rank for one, _ in members))
     base = _work_of_peers(slow, slow_ranks(scene))
     change = _since(slow)
+    since, step = (change.at, change.step) if change is not None else _shown_since(scene, slow)
     return Finding(
         rule="straggler",
         severity="warning",
@@ -73,10 +74,10 @@ def _finding(scene: Scene, members: Sequence[tuple[Slow, Cause]]) -> Finding:
         evidence=_evidence(slow, cause, base, change),
         advice=cause.advice,
         confidence=_confidence(slow),
-        since=change.at if change is not None else None,
-        step=change.step if change is not None else None,
+        since=since,
+        step=step,
         peers=tuple(rank for rank in sorted(paced.members) if rank not in ranks),
-        plot=_plot(slow, base),
+        plot=_plot(slow, base, slow_ranks(scene)),
     )
 
 
@@ -87,15 +88,24 @@ def _work_of_peers(slow: Slow, found: Sequence[Slow]) -> float:
 
 
 def _sentence(slow: Slow, cause: Cause, ranks: tuple[int, ...], base: float) -> str:
+    """Whom it costs how much, and why, come first: a narrow line shows no more."""
     others = len(slow.paced.members) - len(ranks)
     one = len(ranks) == 1
+    about = "up to " if not one else "about " if slow.estimate.error else ""
+    waiting = "the other" if others == 1 else f"the {others} others"
+    costs = f"{ranks_words(ranks, 'keep')} {waiting} waiting {about}{_seconds(slow.cost)} a step"
     much = _percent(slow, base) if one else f"up to {100 * slow.cost / base:.0f} %"
-    who = f"{ranks_words(ranks)} {'does' if one else 'do'} {much} more own work per step"
     peers = " ".join(part for part in ("than its peers" if one else "than their peers", slow.paced.role) if part)
     where = _OF_PHASE.get(place(slow)) or f"in {place(slow)}"
     where += " and backward" if slow.beyond and place(slow) != "backward" else ""
-    waiting = "the other waits for" if others == 1 else f"all {others} others wait for"
-    return f"{who} {peers}: {slow.cost:.3g} s {where} each step that {waiting}; {cause.words}"
+    if not cause.known:
+        return f"{costs} {where}, {cause.words}; {much} more own work {peers}"
+    where = "" if cause.name == "data" else f", {where}"
+    return f"{costs}: {cause.words}; {much} more own work {peers}{where}"
+
+
+def _seconds(value: float) -> str:
+    return f"{1000 * value:.0f} ms" if value < 0.9995 else f"{value:.3g} s"
 
 
 def _percent(slow: Slow, base: float) -> str:
@@ -123,12 +133,12 @@ def _evidence(slow: Slow, cause: Cause, base: float, change: Change | None) -> t
         facts.append(Evidence(phase, slow.pace.phase(phase), "s"))
         facts.append(Evidence(f"{phase} of its peers", paced.middle(slow.rank, phase), "s"))
     if slow.spreads is not None:
-        facts.append(Evidence("robust spreads away", round(slow.spreads, 1)))
+        facts.append(Evidence("gap, in spreads of its peers", round(slow.spreads, 1)))
     if slow.arrival is not None:
         arrival = slow.arrival
-        facts.append(Evidence("looks at which others wait for it", 100 * arrival.share, "%"))
+        facts.append(Evidence("time that others wait for it", 100 * arrival.share, "%"))
         facts.append(Evidence("the same of its peers", 100 * arrival.peers, "%"))
-        facts.append(Evidence("looks", arrival.looks))
+        facts.append(Evidence("times looked at", arrival.looks))
         if slow.gap == 0:
             facts.append(Evidence("cost of each step, standard error", slow.estimate.error, "s"))
     if slow.sign.chance < 1 and slow.gap == 0:
@@ -155,7 +165,15 @@ def _since(slow: Slow) -> Change | None:
     return change
 
 
-def _plot(slow: Slow, base: float) -> Plot:
+def _shown_since(scene: Scene, slow: Slow) -> tuple[float, int]:
+    """Return (time, step) of the first of the steps that show it: nothing changed within them."""
+    pace, sample = slow.pace, slow.pace.view.sample
+    ago = sum(pace.seconds) + (sample.step_age or 0.0 if sample is not None else 0.0) + (pace.view.age or 0.0)
+    return scene.now - ago, pace.view.steps[-pace.count].index
+
+
+def _plot(slow: Slow, base: float, found: Sequence[Slow]) -> Plot:
+    """Own work by rank as the sentence tells it: with what only who waits for whom shows."""
     ranks = sorted(slow.paced.members)
     if len(ranks) > PLOTTED:
         near = sorted(ranks, key=lambda rank: abs(rank - slow.rank))[:PLOTTED]
@@ -163,7 +181,8 @@ def _plot(slow: Slow, base: float) -> Plot:
     index = slow.paced.ways.index(slow.way) if slow.way else 0
     values = {rank: slow.paced.members[rank].own[index].value for rank in ranks}
     middle = median([one.own[index].value for one in slow.paced.members.values()])
-    shown = tuple(base + value - middle for value in values.values())
+    costs = {one.rank: one.cost for one in found if one.paced is slow.paced}
+    shown = tuple(base + max(value - middle, costs.get(rank, value - middle)) for rank, value in values.items())
     return Plot("own work by rank", "rank", "s", tuple(ranks), (("own work", shown), ("median", (base,) * len(ranks))))
 
 
