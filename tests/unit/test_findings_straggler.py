@@ -129,7 +129,8 @@ def test_a_rank_that_only_its_arrival_shows_stands_out_in_its_plot_and_is_dated_
     own, usual = (line for _, line in found.plot.lines)
     assert own[3] == pytest.approx(number(found, "own work"))
     assert all(own[rank] < usual[rank] + 0.3 * (own[3] - usual[3]) for rank in range(8) if rank != 3)
-    assert found.step is not None and found.since is not None
+    assert found.step is not None
+    assert found.since is not None
     assert 4 <= found.step <= 12, "the window begins after the warm-up, and nothing changed within it"
 
 
