@@ -329,6 +329,25 @@ def test_batches_that_grow_are_not_more_for_the_rank_of_which_newer_steps_are_kn
     assert [finding for finding in session.snapshot().findings if finding.rule == "tokens"] == []
 
 
+@pytest.mark.parametrize(("strategy", "ranks", "lengths", "scale", "seed"), [
+    ("single", 3, 0.9, 1.5, 3), ("single", 3, 0.3, 1.5, 3), ("single", 2, 0.9, 1.5, 3), ("fsdp2", 2, 0.9, 1.5, 1),
+    ("ddp", 2, 0.6, 0.5, 1),
+])  # fmt: skip
+def test_few_ranks_whose_lengths_vary_by_luck_are_no_stragglers(
+    strategy: str, ranks: int, lengths: float, scale: float, seed: int
+) -> None:
+    job = Lockstep(strategy, ranks, lengths=lengths, scale=scale, seed=seed).run(int(45 / scale))
+    for second in (7, 8, 10, 12, 17, 20, 25, 30):
+        found = job.session(min(float(second), *job.times))[0].snapshot().findings
+        assert [one for one in found if one.severity != "info"] == []
+
+
+def test_two_ranks_that_fight_for_cpus_are_not_blamed_by_the_looks_alone() -> None:
+    slow = {(1, "backward"): 1.5}
+    assert findings(Lockstep("ddp", 2, slow=slow))
+    assert not findings(Lockstep("ddp", 2, slow=slow, starved={0: 0.3, 1: 0.4}))
+
+
 # -- past ----------------------------------------------------------------------------------------------------------
 
 

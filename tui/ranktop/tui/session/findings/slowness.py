@@ -16,6 +16,7 @@ from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.signs import LEAST_CHANCE, NOTHING, Sign, at_least, both
 from ranktop.tui.session.findings.signs import of as of_phases
 from ranktop.tui.session.findings.within_step import phase_behind
+from ranktop.wire.schema import LOOK_SECONDS
 
 FLOOR: Final = 0.04
 """Share of the step time from which more own work is told."""
@@ -46,6 +47,9 @@ NOW_AND_THEN: Final = 0.4
 
 BESIDE: Final = 1e-3
 """Chance of what the phases say below which they show that it lasts, where looks are few."""
+
+SHORT_OF_CPUS: Final = 0.1
+"""Share of the time without a CPU, of each of two or three ranks, from which on their phases must show it as well."""
 
 STANDING: Final = 0.7
 """Share of all limits that keeps a finding that was there at the last look."""
@@ -127,10 +131,20 @@ def _slow(scene: Scene) -> tuple[Slow, ...]:
                 found[slow.rank] = slow
         for rank in coming.keys() & paced.members.keys():
             late = _late(coming[rank], paced.members[rank], paced, rank in standing)
-            if late is not None:
-                known = found.get(rank)
+            known = found.get(rank)
+            if late is not None and (known is not None or not _short_of_cpus(paced)):
                 found[rank] = late if known is None else replace(known, arrival=late.arrival, sign=late.sign)
     return tuple(found[rank] for rank in sorted(found))
+
+
+def _short_of_cpus(paced: Paced) -> bool:
+    """Tell whether few ranks all wait for a CPU: then who comes last is who was not let run, now one, now the other."""
+    starved = [
+        median(known)
+        for pace in (paced.members.values() if paced.few else ())
+        if (known := [one.starved for one in pace.view.glimpses if one.starved is not None])
+    ]
+    return bool(starved) and min(starved) >= SHORT_OF_CPUS
 
 
 def _by_phases(paced: Paced, standing: set[int]) -> Iterator[Slow]:
@@ -172,7 +186,9 @@ def _late(arrival: Arrival, pace: Pace, paced: Paced, stands: bool) -> Slow | No
     """Return a rank as slow when what the looks say of it, and what its phases say beside them, is not chance."""
     ease = STANDING if stands else 1.0
     if arrival.members < FEW or paced.few:
-        least = ease * max(LAG_OF_FEW, LAG_ERRORS * arrival.error)
+        # Looks into one and the same step are one event: who is late in it is so in all of them.
+        error = arrival.error * math.sqrt(max(1.0, paced.step / LOOK_SECONDS))
+        least = ease * max(LAG_OF_FEW, LAG_ERRORS * error)
         return Slow(pace, paced, arrival=arrival) if arrival.lag >= least and _all_along(arrival, least, 3) else None
     limit = CHANCE * (EASED if stands else 1.0) / len(paced.members)
     looks = at_least(arrival.events, arrival.looks, min(0.9, arrival.usual))

@@ -12,6 +12,7 @@ from ranktop.tui.session.findings.past import Change, slower_since
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.slowness import Slow, costliest
 from ranktop.tui.session.findings.slowness import of as slow_ranks
+from ranktop.tui.session.findings.tokens import by_luck
 from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.rank import GONE
 from ranktop.tui.view.text import duration
@@ -48,6 +49,8 @@ def straggler(scene: Scene) -> Iterable[Finding]:
     together: dict[str, list[tuple[Slow, Cause]]] = {}
     for one in slow:
         cause = cause_of(one)
+        if cause.name == "tokens" and by_luck(one.paced, one.rank):
+            continue
         together.setdefault(f"{cause.name} {one.paced.role}", []).append((one, cause))
     for members in together.values():
         if len(members) > TOGETHER:

@@ -20,6 +20,9 @@ ERRORS: Final = 4.0
 ERROR_OF_MEDIAN: Final = 1.858
 """Standard error of a median x sqrt(values) in median absolute deviations (1.2533 x 1.4826)."""
 
+TELLING: Final = 24
+"""Steps below which lengths that vary say nothing of who has more: so few do not even tell how much they vary."""
+
 NEWEST: Final = 8
 """Newest steps in which it must hold as well: of two ranks the known steps may differ, and batches may grow."""
 
@@ -55,12 +58,27 @@ def _steadily_off(values: list[float], own: float, peers: float, *, few: bool) -
     # Of two or three ranks only those with more are told: the others' few are the same finding once more.
     if ratio < MORE and (few or ratio > FEWER):
         return False
-    error = ERROR_OF_MEDIAN * median([abs(value - own) for value in values]) / len(values) ** 0.5
-    if abs(own - peers) < ERRORS * error:
+    if abs(own - peers) < ERRORS * _error(values, own):
         return False
     middle = len(values) // 2
     halves = (median(values[:middle]) / peers, median(values[middle:]) / peers)
     return min(halves) >= MORE if ratio > 1 else max(halves) <= FEWER
+
+
+def _error(values: list[float], own: float) -> float:
+    return float(ERROR_OF_MEDIAN * median([abs(value - own) for value in values]) / len(values) ** 0.5)
+
+
+def by_luck(paced: Paced, rank: int) -> bool:
+    """Tell whether a rank has other tokens than its peers only as lengths that vary make it in so few steps."""
+    counts = [_counts(paced, rank), *(_counts(paced, other.rank) for other in paced.others(rank))]
+    if len(counts[0]) < FEWEST:
+        return True
+    medians = [median(values) for values in counts if values]
+    errors = [_error(values, median(values)) for values in counts if values]
+    if len(counts[0]) < TELLING and median(errors) > 0.01 * medians[0]:
+        return True
+    return abs(medians[0] - median(medians[1:])) < ERRORS * max(errors[0], median(errors[1:]))
 
 
 def _still_off(counts: dict[int, list[float]], rank: int) -> bool:
