@@ -132,3 +132,9 @@ def test_a_thread_that_wants_no_cpu_is_not_starved(hogs: int) -> None:
     finally:
         done.set()
         thread.join()
+
+
+def test_threads_that_a_script_replaced_have_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "enumerate", lambda: [object()])
+    assert native_id(threading.get_ident()) is None
+    assert StarvationProbe().read(threading.get_ident()) is None

@@ -55,6 +55,9 @@ class StarvationProbe:
 
 def native_id(thread: int | None) -> int | None:
     """Return the kernel's id of a thread by its ``threading.get_ident()``; None when Python does not know it."""
-    if thread is None:
-        return threading.main_thread().native_id
-    return next((known.native_id for known in threading.enumerate() if known.ident == thread), None)
+    try:
+        if thread is None:
+            return threading.main_thread().native_id
+        return next((known.native_id for known in threading.enumerate() if known.ident == thread), None)
+    except Exception:  # a script has put its own threads in place of Python's
+        return None
