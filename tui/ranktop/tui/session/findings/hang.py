@@ -20,8 +20,10 @@ from ranktop.tui.view.text import duration
 STACK_WITHIN: Final = 2.0
 """Seconds beyond patience that are given to a rank to say where it is: it may be saving a checkpoint."""
 
+LONG_ALONE: Final = 30.0
 GRAVE_ALONE: Final = 60.0
-"""Seconds after which ranks that stand while nobody waits for them are more than a warning: they may be at work."""
+"""Seconds after which ranks that stand while nobody waits for them are a warning, and more than that: they may be at
+work outside of the training, as a simulation or a preparation of data is."""
 
 NAMED: Final = 3
 """Ranks of which stack, position and device are told."""
@@ -48,13 +50,12 @@ def hang(scene: Scene) -> Iterable[Finding]:
     unheard = not silent and not any(view.stack is not None for view in stall.who or stall.waiting)
     if unheard and stall.overdue < STACK_WITHIN:
         return
-    lonely = not stall.waiting and (stall.kind == "stopped" or (stall.kind == "alone" and stall.age < GRAVE_ALONE))
     ranks = tuple(sorted(view.rank for view in stall.who))
     if stall.kind == "alone" and len(ranks) == sum(view.sample is not None for view in scene.snapshot.ranks) > 1:
         ranks = ()
     yield Finding(
         rule="hang",
-        severity="warning" if lonely else "critical",
+        severity=_severity(stall),
         ranks=ranks,
         sentence=_sentence(scene, stall),
         short="holds up all" if ranks and stall.kind not in ("apart", "alone") else "stands" if ranks else "",
@@ -66,6 +67,14 @@ def hang(scene: Scene) -> Iterable[Finding]:
         step=scene.snapshot.step,
         peers=tuple(sorted(view.rank for view in stall.waiting)),
     )
+
+
+def _severity(stall: Stall) -> str:
+    if stall.kind == "stopped" and not stall.waiting:
+        return "warning"  # Somebody has suspended the whole job.
+    if stall.kind != "alone" or stall.waiting or stall.age >= GRAVE_ALONE:
+        return "critical"
+    return "warning" if stall.age >= LONG_ALONE else "info"
 
 
 def _confidence(stall: Stall, *, unheard: bool) -> str:
