@@ -114,7 +114,7 @@ def test_a_device_with_the_contexts_of_others_is_one_finding() -> None:
     one = the(strays, rank(0, device={"processes": here}), *(rank(number) for number in range(1, 8)))
     assert one.ranks == (0,)
     assert one.sentence == (
-        "rank 0: ranks 1-7 hold 3.4 GiB on this GPU: set_device missing, or torch.load without map_location"
+        "ranks 1-7 hold 3.4 GiB on the GPU of rank 0: set_device missing, or torch.load without map_location"
     )
     assert (one.short, evidence(one)["they hold"]) == ("7 strays", 7 * 500 * MIB)
     assert "set_device" in one.advice

@@ -283,7 +283,7 @@ def test_the_lines_below_the_table_name_what_is_wrong_with_devices_once(capsys: 
     assert not any("\x1b" in line for line in lines)
     for mark, sentence in (
         ("✖", "rank 2: the GPU needs a reset"),
-        ("!", "rank 0: ranks 1-7 hold 3.6 GiB on this GPU: set_device missing, or torch.load without map_location"),
+        ("!", "ranks 1-7 hold 3.6 GiB on the GPU of rank 0: set_device missing, or torch.load without map_location"),
         ("!", "rank 5: the driver does not answer"),
     ):
         (line,) = [line for line in lines if sentence in line]

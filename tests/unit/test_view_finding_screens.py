@@ -14,6 +14,7 @@ from fake_gpu_jobs import hung_job, oom_job, staged_job
 from fake_job import GIB, FakeJob, fsdp_job, host_job
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lockstep import Lockstep
 from msgspec import structs
 
 from ranktop.tui.session.diff import differences, typical_peer
@@ -22,11 +23,12 @@ from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.diff import Pair, diff_lines
 from ranktop.tui.view.evidence import Reading, evidence_lines
 from ranktop.tui.view.evidence_plot import value_words
-from ranktop.tui.view.findings import by_rank, strip, tally, whom
+from ranktop.tui.view.findings import beginning, by_rank, since_words, strip, tally, whom
 from ranktop.tui.view.findings_list import Pick, findings_lines, nothing_words
 from ranktop.tui.view.grid import by_mesh, by_node, fold, labels
 from ranktop.tui.view.imbalance import Grid, imbalance_lines
 from ranktop.tui.view.imbalance_words import Words
+from ranktop.tui.view.metric_times import own_work
 from ranktop.tui.view.metrics import METRICS, field_of
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.postmortem import Account, has_account, postmortem_lines
@@ -187,6 +189,26 @@ def test_unknown_values_have_no_shade_and_the_middle_is_pale() -> None:
     flat = field_of(METRICS[0], snap(staged_job()))
     assert flat.groups == 8, "each stage and tensor rank has its own middle"
     assert flat.level(13) == 9
+
+
+def test_the_grid_and_the_evidence_tell_the_same_own_work() -> None:
+    job = Lockstep("ddp", slow={(3, "data"): 2.0, (3, "optimizer"): 2.0})
+    picture = job.run(40).session()[0].snapshot()
+    (slow,) = (finding for finding in picture.findings if finding.rule == "straggler")
+    told = {fact.name: fact.value for fact in slow.evidence}
+    drawn = own_work(picture)
+    assert drawn[3] == pytest.approx(told["own work"], rel=0.01)
+    assert drawn[0] == pytest.approx(told["median of 7 peers"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("age", "step", "words", "brief"),
+    [(40.0, 1180, "since step 1,180 (40 s ago)", "step 1,180 (40 s ago)"), (40.0, None, "for 40 s", "40 s ago"),
+     (None, 7, "since step 7", "step 7"), (None, None, "since when is not known", "not known")],
+)  # fmt: skip
+def test_a_beginning_is_told_as_far_as_it_is_known(age: float | None, step: int | None, words: str, brief: str) -> None:
+    one = replace(all_kinds()[0], since=None if age is None else 1000.0 - age, step=step)
+    assert (since_words(one, 1000.0), beginning(one, 1000.0)) == (words, brief)
 
 
 @pytest.mark.parametrize(

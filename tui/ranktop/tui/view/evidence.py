@@ -10,7 +10,7 @@ from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.evidence_plot import plot_lines, value_words
-from ranktop.tui.view.findings import mark, rule_words, since_words, style_of, whom
+from ranktop.tui.view.findings import beginning, mark, rule_words, style_of, whom
 from ranktop.tui.view.header import title_line
 from ranktop.tui.view.hints import hint_line, place, window
 from ranktop.tui.view.options import Options
@@ -126,7 +126,7 @@ def _identity(reading: Reading, snapshot: Snapshot, options: Options, width: int
 
 
 def _circumstances(finding: Finding, snapshot: Snapshot, width: int) -> list[Line]:
-    lines = _titled("since", since_words(finding, snapshot.now).removeprefix("since "), width)
+    lines = _titled("since", beginning(finding, snapshot.now), width)
     lines += _titled("confidence", plain(finding.confidence), width)
     peers = [rank for rank in finding.peers if rank not in finding.ranks]
     if peers:

@@ -68,13 +68,20 @@ def whom(finding: Finding, width: int) -> str:
     return text if len(text) <= width else f"{count(len(finding.ranks))} ranks"
 
 
-def since_words(finding: Finding, now: float) -> str:
-    """Say since when it stands: ``since step 1,180 (40 s ago)``."""
+def beginning(finding: Finding, now: float) -> str:
+    """Say when it began: ``step 1,180 (40 s ago)``, ``40 s ago``, ``not known``."""
     ago = "" if finding.since is None else f"{duration(now - finding.since)} ago"
     if finding.step is None:
-        return f"since {ago}" if ago else "since when is not known"
-    step = f"since step {count(finding.step)}"
+        return ago or "not known"
+    step = f"step {count(finding.step)}"
     return f"{step} ({ago})" if ago else step
+
+
+def since_words(finding: Finding, now: float) -> str:
+    """Say since when it stands: ``since step 1,180 (40 s ago)``."""
+    if finding.step is not None:
+        return f"since {beginning(finding, now)}"
+    return "since when is not known" if finding.since is None else f"for {duration(now - finding.since)}"
 
 
 def tally(findings: Sequence[Finding], *, more: bool = False) -> str:

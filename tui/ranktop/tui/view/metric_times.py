@@ -14,18 +14,22 @@ from ranktop.tui.session.state import Snapshot
 
 
 def own_work(snapshot: Snapshot) -> Mapping[int, float]:
-    """Return rank -> seconds of its own work in a step: the phases in which it does not wait for others.
+    """Return rank -> seconds of its own work in a step: the step without what the rank waits for others.
 
-    Work in the other phases is seen by who waits for whom: it counts as far as it is more than that of the peers.
+    The one that works longest waits for nobody. How much less the others do is seen in the phases in which ranks do not
+    wait for each other; work in the other phases by who waits for whom, as far as it is more than that of the peers.
     """
     here = scene(snapshot, memory=snapshot.memory)
     late = arrivals(here)
     out: dict[int, float] = {}
     for paced in paces(here):
         middle = median(pace.own[0].value for pace in paced.members.values())
-        for rank, pace in paced.members.items():
-            waited = max(0.0, late[rank].lag) * paced.step if rank in late else 0.0
-            out[rank] = max(pace.own[0].value, middle + waited)
+        seen = {
+            rank: max(pace.own[0].value, middle + max(0.0, late[rank].lag if rank in late else 0.0) * paced.step)
+            for rank, pace in paced.members.items()
+        }
+        most = max(seen.values())
+        out.update({rank: max(0.0, paced.step - (most - value)) for rank, value in seen.items()})
     return out
 
 

@@ -51,14 +51,14 @@ def stray_words(stray: Stray) -> str:
     return f"{len(stray.ranks)} stray{'' if len(stray.ranks) == 1 else 's'}"
 
 
-def stray_sentence(stray: Stray) -> str:
+def stray_sentence(stray: Stray, device: str = "this GPU") -> str:
     """Say who is on the device that has another one, with how much, and why that usually is."""
     several = len(stray.ranks) > 1
     if stray.bytes is None:
         what = f"{'have contexts' if several else 'has a context'}"
     else:
         what = f"{'hold' if several else 'holds'} {human(stray.bytes)}"
-    return f"{ranks_words(stray.ranks)} {what} on this GPU: {CAUSE}"
+    return f"{ranks_words(stray.ranks)} {what} on {device}: {CAUSE}"
 
 
 def trouble_sentence(gauges: Gauges) -> str:

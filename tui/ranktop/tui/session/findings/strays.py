@@ -13,8 +13,8 @@ from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.rank import GONE
 
 _ADVICE: Final = (
-    "call torch.cuda.set_device(local_rank) before anything touches CUDA, load with torch.load(..., "
-    "map_location='cpu'), and pass device_id to init_process_group"
+    "Call torch.cuda.set_device(local_rank) before anything touches CUDA, load with torch.load(..., "
+    "map_location='cpu'), and pass device_id to init_process_group."
 )
 
 
@@ -31,7 +31,7 @@ def strays(scene: Scene) -> Iterable[Finding]:
             rule="strays",
             severity="warning",
             ranks=ranks,
-            sentence=f"{ranks_words(ranks)}: {stray_sentence(stray)}",
+            sentence=stray_sentence(stray, f"the GPU of {ranks_words(ranks)}"),
             short=stray_words(stray),
             evidence=(
                 Evidence("contexts of", ranks_words(stray.ranks)),
