@@ -10,10 +10,12 @@ of their step's collectives.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import islice
+from typing import Final, NamedTuple
 
 from ranktop.tui.session.findings.pace import Paced, median
 from ranktop.tui.session.findings.pace import of as paces
@@ -42,6 +44,10 @@ LEAST_USUAL: Final = 0.002
 
 MORE_THAN_USUAL: Final = 1.2
 """How much more often than the mean of its peers a sound rank may be."""
+
+
+LEFT_OUT: Final = 20
+"""One in so many ranks, those that are waited for most, tells nothing of what is usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +93,7 @@ def of(scene: Scene) -> Mapping[int, Arrival]:
     return scene.once("arrival", _arrivals)
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     """One look of all members."""
 
     slot: int
@@ -161,36 +166,48 @@ def _groups(members: Sequence[RankView]) -> dict[str, list[Place]]:
 
 def _read(rows: _Rows, places: Sequence[Place]) -> None:
     """Judge the looks that are new, and forget those that a member no longer has."""
-    fresh: list[dict[int, int | None]] = []
-    for _, looks, index in places:
-        mine: dict[int, int | None] = {}
-        for look in reversed(looks):
-            if look.slot <= rows.last:
-                break
-            # A group that was made meanwhile has no position in older looks.
-            mine[look.slot] = look.positions[index] if index < len(look.positions) else None
-        fresh.append(mine)
     start, end = max(looks[0].slot for _, looks, _ in places), min(looks[-1].slot for _, looks, _ in places)
     most, members = max(1, len(places) // 4), len(places)
-    for slot in sorted(set(fresh[0]).intersection(*fresh[1:])):
-        if not start <= slot <= end:
+    alike = len({index for _, _, index in places}) == 1
+    for slot, row in _new(places, max(start, rows.last + 1), end):
+        # Compared as they are, all groups at once: mostly all have come equally far in all of them.
+        if alike and row.count(row[0]) == members:
+            positions: list[int | None] = [_of_group(row[0], places[0][2])]
+        else:
+            positions = [_of_group(one, place[2]) for one, place in zip(row, places, strict=True)]
+        if None in positions:
             continue
-        row = [one[slot] for one in fresh]
-        if None in row:
-            continue
-        positions = [position or 0 for position in row]
-        low = positions[0]
-        if positions.count(low) == members:
-            rows.rows.append(_Row(slot, low, low, ()))
-            continue
-        low, top = min(positions), max(positions)
-        count = positions.count(low)
-        waited = count <= most and positions.count(top) == members - count
-        who = tuple(index for index, position in enumerate(positions) if position == low) if waited else ()
+        known = [position or 0 for position in positions]
+        low, top = min(known), max(known)
+        count = known.count(low)
+        waited = low != top and count <= most and known.count(top) == members - count
+        who = tuple(index for index, position in enumerate(known) if position == low) if waited else ()
         rows.rows.append(_Row(slot, top, low, who))
     rows.last = max(rows.last, end)
     while rows.rows and rows.rows[0].slot < start:
         rows.rows.popleft()
+
+
+def _of_group(positions: tuple[int | None, ...], index: int) -> int | None:
+    """Return one group's position; a group that was made meanwhile has none in older looks."""
+    return positions[index] if index < len(positions) else None
+
+
+def _new(places: Sequence[Place], first: int, last: int) -> Iterable[tuple[int, tuple[tuple[int | None, ...], ...]]]:
+    """Return (slot, positions of all members in it) from one slot to another, where all members looked."""
+    tails: list[list[Look]] = []
+    for _, looks, _ in places:
+        # From the newest back: an end of a deque is near, its middle is not.
+        newest = islice(reversed(looks), max(0, looks[-1].slot - first + 1))
+        tail = [look for look in newest if first <= look.slot <= last]
+        tail.reverse()
+        tails.append(tail)
+    slots = [look.slot for look in tails[0]]
+    if all(len(tail) == len(slots) for tail in tails) and len(slots) == last - first + 1:
+        return zip(slots, zip(*[[look.positions for look in tail] for tail in tails], strict=True), strict=True)
+    seen = [{look.slot: look.positions for look in tail} for tail in tails]
+    common = sorted(set(seen[0]).intersection(*seen[1:]))
+    return [(slot, tuple(one[slot] for one in seen)) for slot in common]
 
 
 def _stop(rows: Sequence[_Row], step: float) -> tuple[int, int] | None:
@@ -251,26 +268,38 @@ def _without_pauses(behind: Sequence[tuple[int, int]], longest: int) -> tuple[li
     return kept, runs
 
 
+def _usual(counts: Sequence[tuple[int, int]]) -> float:
+    """Return in which share of the looks a sound rank may be waited for, from (times, looks) of all ranks.
+
+    Ranks are not quite alike: what their counts differ by more than chance is added to the mean. The few that are waited
+    for most are left out, or they would hide themselves and each other.
+    """
+    shares = sorted(count / looks for count, looks in counts)
+    shares = shares[: len(shares) - max(1, len(shares) // LEFT_OUT)]
+    if not shares:
+        return LEAST_USUAL
+    mean = sum(shares) / len(shares)
+    by_chance = mean * sum(1 / looks for _, looks in counts) / len(counts)
+    beyond = sum((share - mean) ** 2 for share in shares) / len(shares) - by_chance
+    return max(LEAST_USUAL, MORE_THAN_USUAL * mean + math.sqrt(max(0.0, beyond)))
+
+
 def _arrived(seen: Sequence[_Seen]) -> dict[int, Arrival]:
     """Return how often each rank is waited for beside all of its peers, those of other nodes included."""
     found: dict[int, Arrival] = {}
-    events, looks = sum(sum(one.events) for one in seen), sum(one.looks * len(one.places) for one in seen)
-    ordered = sorted(count / one.looks for one in seen for count in one.events)
+    usual = _usual([(count, one.looks) for one in seen for count in one.events])
     for one in seen:
         for index, (rank, _, in_looks) in enumerate(one.places):
             behind, total = one.behind[index], one.looks
             if not behind:
                 continue
-            mean = (events - one.events[index]) / max(1, looks - total)
-            # The next after three quarters: this rank is one of those counted.
-            quartile = ordered[min(len(ordered) - 1, 3 * (len(ordered) - 1) // 4)]
             share = len(behind) / total
             quarters = [0] * 4
             for number, _ in behind:
                 quarters[4 * number // total] += 1
             arrival = Arrival(
                 share=share, looks=total, group=one.name, node=one.node, events=one.events[index],
-                usual=max(LEAST_USUAL, MORE_THAN_USUAL * mean, min(quartile, share)),
+                usual=usual,
                 peers=median([len(other) / total for place, other in enumerate(one.behind) if place != index]),
                 quarters=tuple(4 * count / total for count in quarters), members=len(one.places), exact=one.exact,
                 places=tuple(position for _, position in behind), index=in_looks,
