@@ -22,6 +22,8 @@ NEAR: Final = 0.1
 _CACHE_LIMIT: Final = 16384
 _Key = tuple[str, int, int, int, int, bool, str | None]
 _cache: dict[_Key, tuple[Inventory, Plan, Budget]] = {}
+_budgets: dict[tuple[object, ...], Budget] = {}
+"""The same budgets by what they depend on (``alike``)."""
 
 
 def expected(card: Card, table: Table | None) -> Budget | None:
@@ -69,8 +71,46 @@ def _remembered(card: Card, plan: Plan, first: bool) -> Budget:
         if len(_cache) >= _CACHE_LIMIT:
             _cache.clear()
         assert card.inventory is not None
-        found = _cache[key] = (card.inventory, plan, _compute(card, plan, first))
+        found = _cache[key] = (card.inventory, plan, _shared(card, card.inventory, plan, first))
     return found[2]
+
+
+def _shared(card: Card, inventory: Inventory, plan: Plan, first: bool) -> Budget:
+    """Return the budget of a rank; computed once for all ranks that differ only in what it does not depend on."""
+    place = alike(inventory, plan)
+    if place is None:
+        return _compute(card, plan, first)
+    key = (card.model, first, inventory, *place)
+    found = _budgets.get(key)
+    if found is None:
+        if len(_budgets) >= _CACHE_LIMIT:
+            _budgets.clear()
+        found = _budgets[key] = _compute(card, plan, first)
+    return found
+
+
+def alike(inventory: Inventory, plan: Plan) -> tuple[str, tuple[int, ...]] | None:
+    """Return what the budgets of ranks with the same parameters depend on; None where only the whole plan will do.
+
+    Under DDP all replicas hold the same. Under FSDP2 a rank's coordinate tells nothing but the rows of its shards
+    (``ranktop.budget.fsdp.states.shard_shapes``), and there are few different ones.
+    """
+    # As text: a plan holds dictionaries, which no key can.
+    anywhere = repr(replace(plan, layout=replace(plan.layout, replicate_rank=0, shard_rank=0)))
+    if plan.strategy == "ddp":
+        return (anywhere, ()) if plan.layout.shard == 1 and not plan.zero_redundancy else None
+    if plan.strategy != "fsdp2" or (plan.fsdp is not None and plan.fsdp.version != 2) or plan.zero_redundancy:
+        return None
+    splits = {
+        ((kind.shape or (1,))[kind.shard_dim or 0], kind.shards or plan.layout.shard)
+        for kind in inventory.kinds
+        if kind.shard_rank is None
+    }
+    rows = []
+    for size, ranks in sorted(splits):
+        chunk = -(-size // ranks)
+        rows.append(min(max(size - plan.layout.shard_rank * chunk, 0), chunk))
+    return anywhere, tuple(rows)
 
 
 def _compute(card: Card, plan: Plan, first: bool) -> Budget:
