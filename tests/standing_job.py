@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fake_job import FakeClock
+from hand_made import advised
 from lockstep import wired
 
 from ranktop.budget.plan import Plan
@@ -129,6 +130,7 @@ class Standing:
 
     def found(self, rule: str) -> list[Finding]:
         """The findings of a rule at the end."""
+        assert all(advised(finding) for finding in self.told[-1][1].findings)
         return [finding for finding in self.told[-1][1].findings if finding.rule == rule]
 
     def first(self, rule: str) -> float | None:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from fake_job import ADAMW, GIB, H100, MIB, FakeClock, llama_8b, small_gpt
+from hand_made import advised
 
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.live import live_budget
@@ -239,7 +240,9 @@ class Lab:
     def found(self, rule: str = "") -> list[Finding]:
         """Return what one rule says now, or all of the memory rules."""
         here = scene(self.snapshot())
-        return [one for name in ([rule] if rule else MEMORY_RULES) for one in RULES[name](here)]
+        told = [one for name in ([rule] if rule else MEMORY_RULES) for one in RULES[name](here)]
+        assert all(advised(one) for one in told)
+        return told
 
     def the(self, rule: str) -> Finding:
         """Return the only finding of a rule, and of all rules about memory."""

@@ -66,7 +66,15 @@ def at(ranks: Iterable[RankView], *, state: str = "running", now: float = NOW) -
 
 
 def found(rule: Rule, *ranks: RankView, state: str = "running") -> list[Finding]:
-    return list(rule(at(ranks, state=state)))
+    told = list(rule(at(ranks, state=state)))
+    assert all(advised(one) for one in told)
+    return told
+
+
+def advised(finding: Finding) -> bool:
+    """Whether its advice is sentences, as all advice is; some need none."""
+    advice = finding.advice
+    return not advice or (advice[0].isupper() and advice[-1] in ".?" and advice[-2] not in ".?")
 
 
 def the(rule: Rule, *ranks: RankView, state: str = "running") -> Finding:

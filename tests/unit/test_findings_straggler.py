@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
+from hand_made import advised
 from lockstep import PROGRAMS, Lockstep
 
 from ranktop.probes.reading import DeviceDetail, NvLink
@@ -29,6 +30,7 @@ def findings(job: Lockstep, steps: int = STEPS, rule: str | None = None) -> list
     session, _ = job.run(steps).session()
     found = [finding for finding in session.snapshot().findings if finding.rule in TIME_RULES]
     assert not session.failure
+    assert all(advised(finding) for finding in found)
     return [finding for finding in found if rule in (None, finding.rule)]
 
 
@@ -126,7 +128,7 @@ def test_a_rank_that_only_its_arrival_shows_stands_out_in_its_plot_and_is_dated_
     slow = {(3, phase): 1.2 for phase in ("forward", "backward", "optimizer")}
     (found,) = findings(Lockstep("fsdp2", slow=slow, scale=3.4, noise=0.01, seed=1), 40)
     assert found.plot is not None
-    own, usual = (line for _, line in found.plot.lines)
+    own, usual = ([value or 0.0 for value in line] for _, line in found.plot.lines)
     assert own[3] == pytest.approx(number(found, "own work"))
     assert all(own[rank] < usual[rank] + 0.3 * (own[3] - usual[3]) for rank in range(8) if rank != 3)
     assert found.step is not None
@@ -244,7 +246,7 @@ def test_clocks_that_are_held_down() -> None:
     found = cause(readings={3: hot})
     assert found.subject == "throttle"
     assert "its clocks are held down (hardware thermal slowdown), 1,200 MHz beside 1,755; " in found.sentence
-    assert found.advice.startswith("look at the cooling")
+    assert found.advice.startswith("Look at the cooling")
 
 
 def test_a_power_cap_counts_only_with_lower_clocks() -> None:

@@ -114,7 +114,7 @@ def _clocks(slow: Slow) -> Cause | None:
             Evidence("temperature", sample.device.temperature, "°C"),
             Evidence("power", sample.device.power, "W"),
         ),
-        "look at the cooling, power supply and power limit of this GPU; until that is mended leave its node out",
+        "Look at the cooling, power supply and power limit of this GPU; until that is mended leave its node out.",
     )  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def _link(slow: Slow) -> Cause | None:
     below("NVLinks up", _links_up(detail), max([total or 0, *up]) or None, up)
     if not parts:
         return None
-    advice = "reseat or replace the card or its riser, or leave the node out; nvidia-smi -q shows the link"
+    advice = "Reseat or replace the card or its riser, or leave the node out; nvidia-smi -q shows the link."
     return Cause("link", f"its link is degraded: {', '.join(parts)}", tuple(facts), advice)
 
 
@@ -179,7 +179,7 @@ def _tokens(slow: Slow) -> Cause | None:
     return Cause(
         "tokens", f"it has {100 * more:.0f} % more tokens",
         (Evidence("tokens per step", own, "tokens"), Evidence("median tokens of its peers", peers, "tokens")),
-        "balance the batches by tokens, not by samples: bucket or pack sequences of similar length across the ranks",
+        "Balance the batches by tokens, not by samples: bucket or pack sequences of similar length across the ranks.",
     )  # fmt: skip
 
 
@@ -190,7 +190,7 @@ def _data(slow: Slow) -> Cause | None:
     return Cause(
         "data", "its data loading is slow",
         (Evidence("waited for a CPU", None if starved is None else 100 * starved, "%"),),
-        "give its loader more workers or prefetching, and look at the storage and at the CPU load of its node",
+        "Give its loader more workers or prefetching, and look at the storage and at the CPU load of its node.",
     )  # fmt: skip
 
 
@@ -210,7 +210,7 @@ def _cpu(slow: Slow) -> Cause | None:
             Evidence("waited for a CPU", 100 * own, "%"),
             Evidence("the same of its peers", None if peers is None else 100 * peers, "%"),
         ),
-        "look for other processes on its cores; bind the rank to cores of its own and lower OMP_NUM_THREADS",
+        "Look for other processes on its cores; bind the rank to cores of its own and lower OMP_NUM_THREADS.",
     )  # fmt: skip
 
 
@@ -228,7 +228,7 @@ def place(slow: Slow) -> str:
 
 
 def _phase(slow: Slow) -> Cause:
-    advice = "compare its host and device with its peers': other processes, clocks, memory; profile this rank"
+    advice = "Compare its host and device with its peers': other processes, clocks, memory; profile this rank."
     return Cause(place(slow), "cause unknown", (), advice, known=False)
 
 

@@ -39,17 +39,17 @@ MOST_CONSEQUENCES: Final = 4
 
 _ADVICE: Final[dict[int | None, str]] = {
     signal.SIGKILL: "SIGKILL comes from outside: the kernel's OOM killer (dmesg), a limit of the scheduler or the "
-    "container, or somebody's kill -9",
-    signal.SIGSEGV: "native code failed: run with PYTHONFAULTHANDLER=1 to see where",
-    signal.SIGBUS: "a mapped file or /dev/shm could not be read or written: often /dev/shm is full (docker --shm-size)",
-    signal.SIGABRT: "a library gave up: its last lines in this rank's standard error say why (NCCL's watchdog does so "
-    "when a collective does not end)",
-    signal.SIGFPE: "native code divided by zero: run with PYTHONFAULTHANDLER=1 to see where",
-    signal.SIGILL: "native code is not made for this CPU: a wheel or an extension built for another one",
+    "container, or somebody's kill -9.",
+    signal.SIGSEGV: "Native code failed: run with PYTHONFAULTHANDLER=1 to see where.",
+    signal.SIGBUS: "A mapped file or /dev/shm could not be read or written: /dev/shm may be full (docker --shm-size).",
+    signal.SIGABRT: "A library gave up: its last lines in this rank's standard error say why (NCCL's watchdog does so "
+    "when a collective does not end).",
+    signal.SIGFPE: "Native code divided by zero: run with PYTHONFAULTHANDLER=1 to see where.",
+    signal.SIGILL: "Native code is not made for this CPU: a wheel or an extension built for another one.",
 }
 _OF_MEMORY: Final = (
-    "the node's memory, or the container's, ran out: fewer data loader workers, less offload to the CPU, or a higher "
-    "limit"
+    "The node's memory, or the container's, ran out: fewer data loader workers, less offload to the CPU, or a higher "
+    "limit."
 )
 
 
@@ -212,14 +212,14 @@ def _advice(view: RankView) -> str:
     if by_oom_killer(end):
         return _OF_MEMORY
     if end.how == "signal":
-        told = "somebody ended this process alone: its launcher's or scheduler's log says who"
+        told = "Somebody ended this process alone: its launcher's or scheduler's log says who."
         return told if told_to_go(end) else _ADVICE.get(end.code, "")
     if end.how == "vanished":
         where = f" on {plain(view.card.node)}" if view.card is not None and view.card.node else ""
-        return f"nobody saw how it ended: see dmesg and the scheduler's log{where}"
+        return f"Nobody saw how it ended: see dmesg and the scheduler's log{where}."
     if lost_peer(end):
-        return "a peer or the network between them was gone first: look at the ranks that this one talks to"
-    return "the traceback is in this rank's standard error (torchrun --redirects or --tee keeps it apart)"
+        return "A peer or the network between them was gone first: look at the ranks that this one talks to."
+    return "The traceback is in this rank's standard error (torchrun --redirects or --tee keeps it apart)."
 
 
 def _step(view: RankView) -> int | None:

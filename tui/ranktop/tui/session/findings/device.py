@@ -16,13 +16,13 @@ from ranktop.tui.session.rank import RankView
 _SEVERITY: Final = {"lost": "critical", "reset required": "critical"}
 _SHORT: Final = {"lost": "GPU lost", "reset required": "reset needed", "no answer": "no answer"}
 _ADVICE: Final = {
-    "lost": "the job cannot go on with it: dmesg shows the Xid; drain the node, it needs a reset or a reboot",
-    "reset required": "the job cannot go on with it: nvidia-smi --gpu-reset once nothing uses it, or a reboot",
-    "no answer": "dmesg shows whether the driver is in trouble; the numbers of this GPU are old until it answers",
-    "unavailable": "ranktop doctor on that node says what keeps it from being asked",
+    "lost": "The job cannot go on with it: dmesg shows the Xid; drain the node, it needs a reset or a reboot.",
+    "reset required": "The job cannot go on with it: nvidia-smi --gpu-reset once nothing uses it, or a reboot.",
+    "no answer": "See in dmesg whether the driver is in trouble; the numbers of this GPU are old until it answers.",
+    "unavailable": "Ask ranktop doctor on that node what keeps it from being asked.",
 }
 _OF_AILMENTS: Final = (
-    "have the node looked after when the job is done: nvidia-smi -q shows its ECC and remapping counters"
+    "Have the node looked after when the job is done: nvidia-smi -q shows its ECC and remapping counters."
 )
 
 

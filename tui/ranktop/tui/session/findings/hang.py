@@ -84,16 +84,16 @@ def _confidence(stall: Stall, *, unheard: bool) -> str:
 
 
 _ADVICE: Final = {
-    "behind": "look at what this rank does in the lines named; end the job if it does not come back: it can't go on "
-    "without it",
-    "stopped": "continue the process (kill -CONT) or detach the debugger that holds it; NCCL gives up in the end",
-    "silent": "look at the node: is the process there (py-spy dump), does the machine swap or hang in I/O?",
-    "ended": "give all ranks the same number of batches (drop_last, an even sampler, or Join)",
-    "elsewhere": "let all ranks call the same collectives in the same order: look for one inside of an if on the rank",
-    "circle": "let all ranks call the collectives of their groups in the same order",
-    "network": "look at the links and at NCCL's own log (NCCL_DEBUG=INFO); the flight recorder's dump names the ranks",
-    "apart": "look at what this rank does in the lines named; the others do not wait for it yet",
-    "alone": "look at what it does in the lines named: storage, a lock, a loop; it may be work outside of the training",
+    "behind": "Look at what this rank does in the lines named; end the job if it does not come back: it can't go on "
+    "without it.",
+    "stopped": "Continue the process (kill -CONT) or detach the debugger that holds it; NCCL gives up in the end.",
+    "silent": "Look at the node: is the process there (py-spy dump), does the machine swap or hang in I/O?",
+    "ended": "Give all ranks the same number of batches (drop_last, an even sampler, or Join).",
+    "elsewhere": "Let all ranks call the same collectives in the same order: look for one inside of an if on the rank.",
+    "circle": "Let all ranks call the collectives of their groups in the same order.",
+    "network": "Look at the links and at NCCL's own log (NCCL_DEBUG=INFO); the flight recorder's dump names the ranks.",
+    "apart": "Look at what this rank does in the lines named; the others do not wait for it yet.",
+    "alone": "Look at what it does in the lines named: storage, a lock, a loop; it may be work beside the training.",
 }
 
 

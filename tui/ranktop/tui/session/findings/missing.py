@@ -49,8 +49,8 @@ def missing(scene: Scene) -> Iterable[Finding]:
         ),
         advice=""
         if not lost
-        else f"in {duration(waited)} they should have spoken: either they wait before the script begins (rendezvous, "
-        "import), or they run without the agent (RANKTOP_DISABLE, another Python; ranktop doctor on their node says)",
+        else f"In {duration(waited)} they should have spoken: either they wait before the script begins (rendezvous, "
+        "import), or they run without the agent (RANKTOP_DISABLE, another Python; ranktop doctor on their node says).",
         confidence="high" if lost else "low",
         since=min(born),
     )

@@ -124,7 +124,7 @@ def _evidence(views: Sequence[RankView]) -> tuple[Evidence, ...]:
 
 def _advice(what: str) -> str:
     return {
-        "saving a checkpoint": "nothing is wrong; asynchronous or sharded saving would keep the others at work",
-        "validating": "nothing is wrong; share the validation among the ranks if only some do it",
-        "compiling": "nothing is wrong; shapes that change make it compile again (mark them dynamic)",
-    }.get(what, "nothing is wrong")
+        "saving a checkpoint": "Nothing is wrong; asynchronous or sharded saving would keep the others at work.",
+        "validating": "Nothing is wrong; share the validation among the ranks if only some do it.",
+        "compiling": "Nothing is wrong; shapes that change make it compile again (mark them dynamic).",
+    }.get(what, "Nothing is wrong.")

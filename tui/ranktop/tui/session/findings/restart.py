@@ -78,7 +78,9 @@ def _evidence(count: int, formers: Mapping[int, End]) -> Iterable[Evidence]:
 
 
 def _advice(count: int, known: bool) -> str:
-    again = "each restart falls back to the last checkpoint; torchrun --max-restarts ends the job when they are used up"
-    return (
-        again if known or not count else f"how the life before ended is not known here: see the launcher's log; {again}"
+    again = (
+        "Each restart falls back to the last checkpoint; torchrun --max-restarts ends the job in the end."
     )
+    if known or not count:
+        return again
+    return f"How the life before ended is not known here: see the launcher's log. {again}"

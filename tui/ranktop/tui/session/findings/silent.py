@@ -28,12 +28,12 @@ _WORDS: Final = {
     "running": "alive and running",
 }
 _ADVICE: Final = {
-    "stopped": "kill -CONT lets it go on, unless a debugger holds it",
-    "waiting for I/O": "look at the storage and the driver of that node (dmesg); it cannot be killed while it waits",
+    "stopped": "Let it go on with kill -CONT, unless a debugger holds it.",
+    "waiting for I/O": "Look at the storage and the driver of that node (dmesg); it cannot be killed while it waits.",
 }
 _KEPT: Final = (
-    "something keeps its agent from speaking: a long call that holds Python's lock, or a node without CPU time to "
-    "spare; py-spy dump --pid shows where it is"
+    "Something keeps its agent from speaking: a long call that holds Python's lock, or a node without CPU time to "
+    "spare; py-spy dump --pid shows where it is."
 )
 
 
@@ -99,7 +99,7 @@ def _all(quiet: Sequence[RankView], now: float) -> Finding:
         sentence=f"all {len(quiet)} ranks are silent for {duration(age)}: the hub, or the way to it, may be gone",
         subject="all",
         evidence=(Evidence("last heard", age, "s"),),
-        advice="ranktop doctor checks the way to the job",
+        advice="Check the way to the job with ranktop doctor.",
         confidence="low",
         since=now - age,
     )

@@ -216,7 +216,7 @@ def _slower_than_before(scene: Scene, slow: Sequence[Slow]) -> Iterable[Finding]
             Evidence("step since", change.after, "s"),
             Evidence("slow since step", change.step),
         ),
-        advice="look at what all ranks share: storage, network, the node's CPUs, clocks, or longer inputs",
+        advice="Look at what all ranks share: storage, network, the node's CPUs, clocks, or longer inputs.",
         confidence="medium",
         since=change.at,
         step=change.step,

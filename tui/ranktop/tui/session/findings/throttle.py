@@ -122,7 +122,7 @@ def _finding(held: Held, ranks: tuple[int, ...], sentence: str) -> Finding:
             Evidence("power", gauges.get("power"), "W"),
             Evidence("power limit", gauges.get("power_limit"), "W"),
         ),
-        advice="until that is mended the whole job goes at the pace of its slowest GPU: take the node out, or lower "
-        "the load",
+        advice="Until that is mended the whole job goes at the pace of its slowest GPU: take the node out, or lower "
+        "the load.",
         confidence="medium" if held.sure else "low",
     )

@@ -110,7 +110,7 @@ def _finding(paced: Paced, rank: int, medians: dict[int, float], peers: float) -
             Evidence(f"median of {len(medians) - 1} peer{'' if len(medians) == 2 else 's'}", peers, "tokens"),
             Evidence("steps compared", len(_counts(paced, rank)), "steps"),
         ),
-        advice="balance the batches by tokens, not by samples: the rank with the most sets the pace of all",
+        advice="Balance the batches by tokens, not by samples: the rank with the most sets the pace of all.",
         confidence="low" if len(medians) < FEW else "high",
         peers=tuple(other for other in sorted(medians) if other != rank),
         plot=Plot(

@@ -113,7 +113,8 @@ def _silent(scene: Scene, group: Group, whole: int) -> Finding | None:
             Evidence("world size", world),
             Evidence("whole model's parameters", whole, "B"),
         ),
-        advice="Wrap the model: DistributedDataParallel(model), or fully_shard() for its blocks and the model.",
+        advice="Wrap the model: DistributedDataParallel(model), or fully_shard() for its blocks and the model. Nothing "
+        "is wrong where each rank is to train by itself, in a search for hyper-parameters, say.",
         confidence="medium",
     )  # fmt: skip
 

@@ -26,10 +26,10 @@ SUBJECTS: Final = {
 _NAMES: Final = {"torch": "torch", "cuda": "CUDA", "nccl": "NCCL", "python": "Python"}
 
 _ADVICE: Final = {
-    "torch": "install the same wheel on all nodes: ranks with different NCCL or torch may hang or disagree silently",
-    "python": "use the same environment on all nodes",
-    "deepspeed": "install the same version on all nodes",
-    "ranktop": "install the same version on all nodes, so that their numbers mean the same",
+    "torch": "Install the same wheel on all nodes: ranks with different NCCL or torch may hang or disagree silently.",
+    "python": "Use the same environment on all nodes.",
+    "deepspeed": "Install the same version on all nodes.",
+    "ranktop": "Install the same version on all nodes, so that their numbers mean the same.",
 }
 
 
@@ -122,7 +122,7 @@ def _code(cards: Mapping[int, Card]) -> Iterable[Finding]:
                 *(Evidence(f"SHA-256 of {ranks_words(who)}", code) for code, who in told.items()),
                 *_nodes(ranks, cards),
             ),
-            advice="copy the same script to all nodes and start again: ranks with different code do different work",
+            advice="Copy the same script to all nodes and start again: ranks with different code do different work.",
             peers=told[usual],
         )
 
