@@ -61,6 +61,19 @@ def test_script_is_its_own(name: str, tmp_path: Path) -> None:
     assert run(["train.py"], tmp_path, agent=True) == run(["train.py"], tmp_path, agent=False)
 
 
+def test_an_agent_that_is_made_to_exit_says_so_and_the_script_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import sys, time, types\nclass Exits(types.ModuleType):\n"
+        "    def __getattr__(self, name): raise SystemExit(9)\n"
+        "name = 'torch.distributed.distributed_c10d'\nsys.modules[name] = Exits(name)\n"
+        "time.sleep(1.5)\nprint('trained')\n"
+    )
+    code, out, err = run(["train.py"], tmp_path, agent=True)
+    assert (code, out) == (0, "trained\n")
+    assert "the agent of rank 0 has ended, training goes on: SystemExit: 9" in err
+    assert len(err.splitlines()) <= 2
+
+
 PATHS = "import sys\nprint(sys.path, sys.argv, __name__, __spec__ and __spec__.name, __file__)\n1 / 0\n"
 
 

@@ -114,7 +114,7 @@ class Sampler(threading.Thread):
         """Sample until told to stop."""
         try:
             self._sample_until_stopped()
-        except Exception as error:
+        except BaseException as error:
             say(f"the agent of rank {self.identity.rank} has ended, training goes on: {one_line(error)}")
 
     def _sample_until_stopped(self) -> None:
@@ -161,7 +161,7 @@ class Sampler(threading.Thread):
     def _guarded(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:
+        except BaseException as error:  # what a script has put into torch may raise anything
             self._errors += 1
             text = one_line(error)[:200]
             if text != self._last_error:
