@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from ranktop.tui.session.findings.finding import Evidence, Finding, Plot
 from ranktop.tui.session.findings.keeper import Keeper
+from ranktop.tui.session.findings.memory_words import ADVICE, sentence, short
+from ranktop.tui.session.findings.sizes import WORDS
 from ranktop.tui.session.state import Snapshot
 
 if TYPE_CHECKING:
@@ -22,23 +24,18 @@ LAST = 1207
 def over_its_peers(rank: int, category: str, held: int, usual: int, peers: Iterable[int]) -> Finding:
     """A rank that holds more of a category than the others."""
     everyone = tuple(sorted({rank, *peers}))
-    more = held - usual
-    short = {"activations": "act"}.get(category, category)
+    more, others = held - usual, len(everyone) - 1
     return Finding(
         rule="memory", severity="warning", ranks=(rank,), subject=category,
-        sentence=f"rank {rank} holds {more / GIB:.1f} GiB more {category} than its peers ({more / usual:+.0%}), "
-        "its batches have as many tokens as theirs",
-        short=f"{short} {more / usual:+.0%}" if more < usual else f"{short} {more / GIB:+.1f}",
+        sentence=sentence(category, rank, more, held, usual, others, "", tokens=False, copied=""),
+        short=short(category, more, usual),
         evidence=(
-            Evidence(f"{category} of rank {rank}", held, "B"),
-            Evidence(f"median of {len(everyone) - 1} peers", usual, "B"),
-            Evidence("robust spread of the group", 53 * MIB, "B"),
-            Evidence("expected by the budget", usual + 9 * MIB, "B"),
-            Evidence("steps in a row", 40, "steps"), Evidence("tokens a step against its peers", 1.0, ""),
-            Evidence("moment", "end of forward"),
+            Evidence(f"{WORDS[category]} at the end of forward", held, "B"),
+            Evidence(f"usual of {others} peers", usual, "B"), Evidence("too much", more, "B"),
+            Evidence("too much, in spreads of its peers", round(more / (53 * MIB), 1)),
+            Evidence("expected", usual + 9 * MIB, "B"),
         ),
-        advice=f"Compare what rank {rank} keeps alive between forward and backward with a peer (c): a list that "
-        "collects outputs or losses with their graph is the usual cause. Detach what is kept, or keep numbers.",
+        advice=ADVICE[category],
         since=9_915.0, step=1166, peers=everyone,
         plot=Plot(
             f"{category} at the end of forward", "rank", "B", everyone,
@@ -53,18 +50,19 @@ def straggler(rank: int, peers: Iterable[int]) -> Finding:
     steps = tuple(range(LAST - 39, LAST + 1))
     own = tuple(1.95 + 0.02 * (step % 4) + (0.38 if step > LAST - 27 else 0.0) for step in steps)
     return Finding(
-        rule="straggler", severity="warning", ranks=(rank,), subject="forward",
-        sentence=f"rank {rank} is slow: 18 % more own work than its peers, 0.36 s of every step of the job, for its "
-        "clocks are held down (hardware thermal slowdown)",
+        rule="straggler", severity="warning", ranks=(rank,), subject="throttle",
+        sentence=f"rank {rank} keeps the {len(everyone) - 1} others waiting 360 ms a step: its clocks are held down "
+        "(hardware thermal slowdown), 1,290 MHz beside 1,755; 18 % more own work than its peers, in forward",
         short="slow +18%",
         evidence=(
+            Evidence("cause", "throttle"), Evidence("throttle", "hardware thermal slowdown"),
+            Evidence("SM clock", 1290, "MHz"), Evidence("median SM clock of its peers", 1755, "MHz"),
+            Evidence("temperature", 88, "°C"), Evidence("power", None, "W"),
             Evidence("own work", 2.35, "s"), Evidence(f"median of {len(everyone) - 1} peers", 1.99, "s"),
-            Evidence("cost for the job", 0.36, "s"), Evidence("last at collectives", 96.0, "%"),
-            Evidence("SM clock", 1290, "MHz"), Evidence("median of its peers", 1755, "MHz"),
-            Evidence("temperature", 88, "°C"), Evidence("throttle", "hardware thermal slowdown"),
-            Evidence("PCIe", None, "B/s"),
+            Evidence("cost of each step", 0.36, "s"),
         ),
-        advice="Check the cooling of node1's GPU 4. Until then, drain the node or move the rank.",
+        advice="Look at the cooling, power supply and power limit of this GPU; until that is mended leave its node "
+        "out.",
         since=9_948.0, step=LAST - 26, peers=everyone, confidence="high",
         plot=Plot(
             "own work", "step", "s", steps, (("own work", own), ("median of its peers", tuple(1.99 for _ in steps)))
@@ -74,18 +72,21 @@ def straggler(rank: int, peers: Iterable[int]) -> Finding:
 
 def hang(ranks: tuple[int, ...] = (5,)) -> Finding:
     return Finding(
-        rule="hang", severity="critical", ranks=ranks, subject="collective",
-        sentence="the job stands still for 42 s: all wait for rank 5, which has not entered collective 272,895 of "
-        "group default (8); it is in data/loader.py:88, read_shard",
-        short="waited for",
+        rule="hang", severity="critical", ranks=ranks, subject="behind",
+        sentence="the job has stood for 42 s: 7 ranks wait for rank 5, which is in read_shard (data/loader.py:88); "
+        "the others are in all_reduce 272,895 of the default group",
+        short="holds up all",
         evidence=(
-            Evidence("time since the last step", 42.0, "s"), Evidence("usual step", 2.31, "s"),
-            Evidence("collectives enqueued by rank 5", 272_894), Evidence("by the 7 others", 272_895),
-            Evidence("utilization of rank 5", 0, "%"), Evidence("of the 7 others", 100, "%"),
-            Evidence("power of rank 5", 118.0, "W"),
+            Evidence("rank 5: enqueued in the default group", 272_894),
+            Evidence("rank 5: completed in the default group", 272_894),
+            Evidence("rank 5: phase", "data"), Evidence("rank 5: GPU utilization", 0, "%"),
+            Evidence("rank 5: GPU power", 118.0, "W"),
+            Evidence("GPU utilization of those that wait", 100, "%"),
+            Evidence("their GPUs", "busy at little power: they wait in NCCL"),
         ),
-        advice="Look at what the stack below waits for: a file system, a lock, a worker of the data loader.",
-        step=LAST, peers=tuple(range(8)),
+        advice="Look at what this rank does in the lines named; end the job if it does not come back: it can't go on "
+        "without it.",
+        since=9_967.0, step=LAST, peers=tuple(range(8)),
     )  # fmt: skip
 
 
@@ -93,25 +94,26 @@ def growth(rank: int) -> Finding:
     steps = tuple(range(LAST - 39, LAST + 1))
     held = tuple(float(16 * GIB + (step - steps[0]) * 24 * MIB) for step in steps)
     return Finding(
-        rule="growth", severity="warning", ranks=(rank,), subject="rest", short="grows 24M/st",
-        sentence=f"rank {rank} keeps 24.0 MiB more after every step; at this rate the device is full in 1,290 steps "
-        "(50 min)",
+        rule="growth", severity="warning", ranks=(rank,), subject="activations", short="act +24M/st",
+        sentence=f"rank {rank} keeps 24.0 MiB more after every step (activations; 936.0 MiB since step {steps[0]}); at "
+        "this rate its device is full in 1,290 steps (50 min)",
         evidence=(
-            Evidence("kept more per step", 24 * MIB, "B"), Evidence("over", 40, "steps"),
-            Evidence("free now", 31 * GIB, "B"),
-            Evidence("full in", 3000.0, "s"),
+            Evidence("more after each step", 24 * MIB, "B"),
+            Evidence(f"since step {steps[0]}", 39 * 24 * MIB, "B"), Evidence("steps it is seen over", 40, "steps"),
+            Evidence("steps until the memory is full", 1290, "steps"),
         ),
-        advice="Something is collected in the training loop: losses kept with their graph, a growing cache.",
+        advice="Look for what a step adds to and nothing empties: a list of losses or outputs that keep their graph "
+        "(append loss.item(), not loss), metrics, hooks, a cache of batches.",
         confidence="medium", since=9_917.0, step=steps[0],
-        plot=Plot("held after the step", "step", "B", steps, (("after the step", held),)),
+        plot=Plot("kept after each step", "step", "B", steps, (("after the step", held),)),
     )  # fmt: skip
 
 
 def strays(rank: int = 0, others: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)) -> Finding:
     return Finding(
         rule="strays", severity="warning", ranks=(rank,), subject="contexts", short=f"{len(others)} strays",
-        sentence=f"ranks {others[0]}-{others[-1]} hold 3.6 GiB on rank {rank}'s GPU: set_device missing, or torch.load "
-        "without map_location",
+        sentence=f"ranks {others[0]}-{others[-1]} hold 3.6 GiB on the GPU of rank {rank}: set_device missing, or "
+        "torch.load without map_location",
         evidence=(Evidence("contexts of other ranks", len(others)), Evidence("held by them", int(3.6 * GIB), "B")),
         advice="Call torch.cuda.set_device(local_rank) before anything touches CUDA.",
     )  # fmt: skip
@@ -119,8 +121,8 @@ def strays(rank: int = 0, others: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)) -> Fi
 
 def versions(rank: int) -> Finding:
     return Finding(
-        rule="versions", severity="warning", ranks=(rank,), subject="torch", short="other torch",
-        sentence=f"rank {rank} runs torch 2.12.1, its 7 peers 2.13.0",
+        rule="versions", severity="warning", ranks=(rank,), subject="torch", short="torch differs",
+        sentence=f"rank {rank} runs torch 2.12.1+cu128, the other 7 ranks 2.13.0+cu128",
         evidence=(Evidence(f"torch of rank {rank}", "2.12.1+cu128"), Evidence("of the others", "2.13.0+cu128")),
         advice="Install the same version on node1 as on the others.",
     )  # fmt: skip
@@ -146,8 +148,9 @@ def unsharded() -> Finding:
 def oom(rank: int) -> Finding:
     return Finding(
         rule="oom", severity="critical", ranks=(rank,), subject="oom", short="out of memory",
-        sentence=f"rank {rank} ran out of memory in forward of step 1,208: asked for 4.0 GiB, 2.1 GiB free of 79.6 GiB",
-        evidence=(Evidence("asked", 4 * GIB, "B"), Evidence("free", int(2.1 * GIB), "B"),
+        sentence=f"rank {rank} ran out of memory in forward of step 1,208: asked for 22.00 GiB, 19.31 GiB free of "
+        "79.65 GiB",
+        evidence=(Evidence("asked for", 22 * GIB, "B"), Evidence("free", int(19.31 * GIB), "B"),
                   Evidence("largest free block", int(1.2 * GIB), "B")),
         advice="Full activation checkpointing saves 27.1 GiB; micro-batch 1 is the smallest already; expandable "
         "segments would give back 2.9 GiB of fragments.",

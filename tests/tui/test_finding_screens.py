@@ -38,7 +38,7 @@ def test_one_key_leads_to_the_findings_from_every_screen_and_back() -> None:
         async with dashboard(job_with_all_kinds(), (100, 30)) as run:
             for there in ((), ("d",), ("s",), ("i",), ("c",), ("s", "e"), ("s", "g")):
                 text = await press(run, *there)
-                assert "the job stands still for 42 s" in "".join(text.splitlines()[-4:]), there
+                assert "the job has stood for 42 s" in "".join(text.splitlines()[-4:]), there
                 before = type(run.app.screen)
                 await press(run, "exclamation_mark")
                 assert isinstance(run.app.screen, FindingsScreen), there
@@ -64,7 +64,7 @@ def test_the_list_and_the_evidence() -> None:
             assert "data/loader.py:88                   read_shard" in text
             assert "where rank 5 stands" in text
             assert "memory (activations), rank 3" in await press(run, "right")
-            assert "hang (collective), rank 5" in await press(run, "left")
+            assert "hang (behind), rank 5" in await press(run, "left")
             await press(run, "right", "escape")
             assert "▶! 3" in run.text(), "the list stands where the evidence was left"
             await press(run, "enter", "r")
@@ -132,7 +132,7 @@ def test_a_finding_that_is_over_says_so_and_stays_readable() -> None:
             await press(run, "f", "enter")
             job.findings = ()
             await run.after(12.0)
-            assert "the job stands still for 42 s" in run.text()
+            assert "the job has stood for 42 s" in run.text()
             await run.after(3.0)
             assert "over: it was last seen 3.0 s ago" in run.text()
             assert "nothing out of line" in await press(run, "escape")

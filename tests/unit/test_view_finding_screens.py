@@ -139,7 +139,7 @@ def test_a_row_says_the_gravest_and_the_strip_counts_the_rest() -> None:
     assert found[1].rule == "pause"
     picture = replace(CALM, findings=all_kinds())
     one = text(strip(picture, UNICODE, 100, 1)[0])
-    assert one.startswith(" ✖ the job stands still for 42 s")
+    assert one.startswith(" ✖ the job has stood for 42 s")
     assert "+7 more  ! findings" in one
     assert [text(line)[1] for line in strip(picture, UNICODE, 100, 3)] == ["✖", "!", "!"]
     assert strip(replace(CALM, findings=all_kinds()[-1:]), UNICODE, 100, 3) == [], "a note needs nobody"
