@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from ranktop.agent.black_box import Failure, box_of, failure_of, out_of_memory
 from ranktop.agent.watch import Watch
@@ -164,6 +165,22 @@ def test_other_ways_to_run_out_of_memory(error: BaseException) -> None:
 )
 def test_other_errors_leave_no_box(error: BaseException) -> None:
     assert failure_of(error, None) is None
+
+
+class Samples(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.empty(10**15)
+
+
+def test_an_out_of_memory_of_a_data_loaders_worker_is_told_by_what_it_was() -> None:
+    found = failure(caught(lambda: next(iter(DataLoader(Samples(), num_workers=1)))))
+    start, _, rest = found.error.partition(": RuntimeError: ")
+    assert start == "RuntimeError: Caught RuntimeError in DataLoader worker process 0"
+    assert "DefaultCPUAllocator: " in rest
+    assert found.asked == 4 * 10**15
 
 
 def test_an_out_of_memory_behind_or_in_the_last_error_counts() -> None:

@@ -81,8 +81,14 @@ def one_line(error: BaseException) -> str:
 
 
 def first_line(kind: str, text: str) -> str:
-    """Return the name of an exception's type and the first line of its text, 300 characters at most."""
-    return f"{kind}: {text[:1000]}".strip().splitlines()[0][:300].removesuffix(":")
+    """Return the name of an exception's type and the first line of its text, 300 characters at most.
+
+    Of one that torch brings over from a data loader's worker, the last line as well: the first tells only where from.
+    """
+    line = f"{kind}: {text[:1000]}".strip().splitlines()[0].removesuffix(":")
+    if text.startswith("Caught ") and "\nOriginal Traceback" in text[:1000]:
+        line = f"{line.removesuffix('.')}: {text[-2000:].rstrip().splitlines()[-1]}"
+    return line[:300]
 
 
 _run_as_main: Final[Callable[[str, bool], Any]] = getattr(runpy, "_run_module_as_main")  # noqa: B009 (private)
