@@ -13,6 +13,7 @@ from lockstep import PROGRAMS, Lockstep
 from ranktop.probes.reading import DeviceDetail, NvLink
 from ranktop.tui.session.findings.arrival import of as arrivals
 from ranktop.tui.session.findings.finding import Finding
+from ranktop.tui.session.findings.pace import of as paces
 from ranktop.tui.session.findings.past import slower_since
 from ranktop.tui.session.findings.scene import scene
 from ranktop.tui.session.findings.signs import at_least, both
@@ -350,6 +351,18 @@ def test_two_ranks_that_fight_for_cpus_are_not_blamed_by_the_looks_alone() -> No
     assert not findings(Lockstep("ddp", 2, slow=slow, starved={0: 0.3, 1: 0.4}))
 
 
+@pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer"])
+def test_a_phase_that_has_become_slow_lately_is_named_as_soon_as_the_rank_is(phase: str) -> None:
+    job = Lockstep("ddp", slow=slower(phase, 0.06, rank=1), slow_from=60, seed=1).run(120)
+    told = []
+    for second in range(18, 32):
+        found = job.session(float(second))[0].snapshot().findings
+        told += [one for one in found if one.rule == "straggler" and one.ranks == (1,)]
+    assert told
+    words = {"data": "its data loading is slow", "optimizer": "in the optimizer"}.get(phase, f"in {phase}")
+    assert all(words in one.sentence for one in told)
+
+
 # -- past ----------------------------------------------------------------------------------------------------------
 
 
@@ -389,3 +402,20 @@ def test_when_steps_became_slower() -> None:
     longer = slower_since(past((300, 0.31, 5), (200, 0.47, 8)))
     assert longer is not None
     assert longer.activations == pytest.approx(1.6)
+
+
+def test_paces_of_many_ranks_are_worked_out_by_turns() -> None:
+    """Beyond 256 ranks those of every other rank are anew at each look: none is older than one look."""
+    job = Lockstep("ddp", 260, scale=2.0).run(24)
+    memory: dict[str, object] = {}
+    seen = []
+    for share in (0.6, 0.8, 1.0):
+        session, _ = job.session(share * min(job.times))
+        snapshot = session.snapshot()
+        (paced,) = paces(scene(snapshot, memory=memory))
+        (anew,) = paces(scene(snapshot))
+        seen.append([paced.members[rank].seconds == anew.members[rank].seconds for rank in range(260)])
+        assert all(paced.members[rank].view is snapshot.ranks[rank] for rank in range(260))
+    assert all(seen[0])
+    assert sum(seen[1]) == sum(seen[2]) == 130
+    assert all(one or other for one, other in zip(seen[1], seen[2], strict=True))

@@ -271,8 +271,8 @@ def _without_pauses(behind: Sequence[tuple[int, int]], longest: int) -> tuple[li
 def _usual(counts: Sequence[tuple[int, int]]) -> float:
     """Return in which share of the looks a sound rank may be waited for, from (times, looks) of all ranks.
 
-    Ranks are not quite alike: what their counts differ by more than chance is added to the mean. The few that are waited
-    for most are left out, or they would hide themselves and each other.
+    Ranks are not quite alike: what their counts differ by more than chance is added to the mean. The few that are
+    waited for most are left out, or they would hide themselves and each other.
     """
     shares = sorted(count / looks for count, looks in counts)
     shares = shares[: len(shares) - max(1, len(shares) // LEFT_OUT)]

@@ -8,7 +8,7 @@ phases in which ranks wait for each other is its own work, and compares without 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter, sub
 from typing import Any, Final
 
@@ -126,6 +126,8 @@ class Paced:
     members: Mapping[int, Pace]
     step: float
     """Median of their steps."""
+    worked_out: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What several ranks are compared with."""
 
     @property
     def overlapping(self) -> bool:
@@ -154,12 +156,14 @@ def of(scene: Scene) -> tuple[Paced, ...]:
 
 
 def _paced(scene: Scene) -> tuple[Paced, ...]:
-    window = WINDOW if len(scene.snapshot.ranks) <= MANY else WINDOW_OF_MANY
+    many = len(scene.snapshot.ranks) > MANY
+    lately: _Lately = scene.memory.setdefault("pace", _Lately())
+    lately.turn += 1
     found: dict[tuple[object, ...], list[Pace]] = {}
     for view in scene.snapshot.ranks:
         if view.sample is None or view.stale or not (view.state in LIVELY or view.state.startswith("device ")):
             continue
-        pace = _pace(view, ways_of(view), window)
+        pace = lately.of(view) if many else _pace(view, ways_of(view), WINDOW)
         if pace is not None:
             found.setdefault(_role_key(view), []).append(pace)
     several = len(found) > 1
@@ -173,6 +177,31 @@ def _paced(scene: Scene) -> tuple[Paced, ...]:
         for members in found.values()
         if len(members) > 1
     )
+
+
+@dataclass(slots=True)
+class _Lately:
+    """The paces of many ranks from look to look: at each look those of every other rank are worked out anew.
+
+    A look follows another after few of the steps that are judged, and this is most of its cost.
+    """
+
+    turn: int = 0
+    paces: dict[int, tuple[int, Pace | None]] = field(default_factory=dict)
+    """Rank -> (turn in which it was worked out, its pace)."""
+
+    def of(self, view: RankView) -> Pace | None:
+        """Return the pace of a rank."""
+        turn, pace = self.paces.get(view.rank, (0, None))
+        same = pace is not None and pace.view.card is view.card and pace.view.restart == view.restart
+        if same and pace is not None and turn == self.turn - 1 and (view.rank + self.turn) % 2 == 0:
+            # Not by ``replace``, which takes as long as half of the work.
+            return Pace(
+                view, pace.seconds, pace.forward, pace.backward, pace.optimizer, pace.tokens, pace.step, pace.own
+            )
+        pace = _pace(view, ways_of(view), WINDOW_OF_MANY)
+        self.paces[view.rank] = (self.turn, pace)
+        return pace
 
 
 def _role_key(view: RankView) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ with a certainty that looks at the collectives reach only after minutes.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -66,13 +67,22 @@ def of(pace: Pace, paced: Paced) -> Sign:
 
 def _of_way(pace: Pace, paced: Paced, index: int) -> Sign:
     way, own = paced.ways[index], pace.own[index]
-    others = [one.own[index] for one in paced.members.values() if one is not pace]
-    values = [one.value for one in others]
-    middle = median(values)
-    spread = max(spread_of(values, middle), median([one.error for one in others]), own.error)
+    values, middle, spread = _typical(paced, index)
+    spread = max(spread, own.error)
     # With data in it the sum is no measure of how fast the rank computes.
     computing = way == ("optimizer",)
-    return _sign(" and ".join(way), own, middle, values, spread, computing=computing)
+    return _sign(" and ".join(way), own, middle, values, spread, itself=1, computing=computing)
+
+
+def _typical(paced: Paced, index: int) -> tuple[list[float], float, float]:
+    """Return (own work of all members by one way, rising; its middle; what is usual to be away from it)."""
+    known: dict[int, tuple[list[float], float, float]] = paced.worked_out.setdefault("typical", {})
+    if index not in known:
+        own = [one.own[index] for one in paced.members.values()]
+        values = sorted(one.value for one in own)
+        middle = median(values)
+        known[index] = values, middle, max(spread_of(values, middle), median([one.error for one in own]))
+    return known[index]
 
 
 def _of_tokens(pace: Pace, paced: Paced) -> Sign:
@@ -80,10 +90,10 @@ def _of_tokens(pace: Pace, paced: Paced) -> Sign:
     known = [one for other in paced.others(pace.rank) if (one := _tokens(other)) is not None]
     if own is None or len(known) < 3:
         return NOTHING
-    values = [one.value for one in known]
+    values = sorted(one.value for one in known)
     middle = median(values)
     spread = max(spread_of(values, middle), median([one.error for one in known]), own.error)
-    return _sign("tokens", own, middle, values, spread, computing=True)
+    return _sign("tokens", own, middle, values, spread, itself=0, computing=True)
 
 
 def _tokens(pace: Pace) -> Median | None:
@@ -95,12 +105,15 @@ def _tokens(pace: Pace) -> Median | None:
     return Median(median(values), 1.2533 * spread / math.sqrt(count))
 
 
-def _sign(name: str, own: Median, middle: float, values: Sequence[float], spread: float, *, computing: bool) -> Sign:
+def _sign(
+    name: str, own: Median, middle: float, values: Sequence[float], spread: float, *, itself: int, computing: bool
+) -> Sign:
+    """``values``: of the peers, rising, among them ``itself`` that are the rank's own."""
     away = own.value - middle
     if middle <= 0 or away < LEAST_RATIO * middle:
         return NOTHING
     # However far away it is: where some peers are nearly as far, it is a kind of ranks and nothing odd.
-    alike = sum(value - middle >= away / 2 for value in values) / max(1, len(values))
+    alike = (len(values) - bisect_left(values, middle + away / 2) - itself) / max(1, len(values))
     chance = max(LEAST_CHANCE, _tail(away / max(spread, 1e-3 * middle)), alike)
     return Sign(name, chance, away / middle, spread / middle, computing)
 
