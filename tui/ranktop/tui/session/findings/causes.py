@@ -76,6 +76,8 @@ def _typical(views: Iterable[RankView], of: Callable[[RankView], float | None]) 
 
 def _data_share(slow: Slow) -> float:
     """Share of the cost that lies in the data phase."""
+    if not slow.way:
+        return float(slow.phase == "data")
     return slow.excess("data") / slow.cost if slow.cost > 0 and "data" in slow.way else 0.0
 
 

@@ -51,6 +51,12 @@ BESIDE: Final = 1e-3
 SHORT_OF_CPUS: Final = 0.1
 """Share of the time without a CPU, of each of two or three ranks, from which on their phases must show it as well."""
 
+LATELY: Final = 8
+"""Newest steps by which the phase is told while the looks alone show a rank."""
+
+LATELY_EXPLAINS: Final = 0.5
+"""Share of the cost that a phase must make up for in them."""
+
 STANDING: Final = 0.7
 """Share of all limits that keeps a finding that was there at the last look."""
 
@@ -112,7 +118,18 @@ class Slow:
         """The phase that holds most of the gap, or in which the others wait for it; empty where neither tells."""
         if self.way:
             return max(self.way, key=self.excess)
-        return phase_behind(self.pace.view.glimpses, self.arrival) if self.arrival is not None else ""
+        lately = max(self.paced.ways[0], key=self._lately)
+        if self._lately(lately) >= LATELY_EXPLAINS * self.cost:
+            return lately
+        behind = phase_behind(self.pace.view.glimpses, self.arrival) if self.arrival is not None else ""
+        # Its samples tell where it usually is at that position; where nobody waits, a longer phase would be seen.
+        alone = ("data", "forward", "optimizer") if self.paced.overlapping else self.paced.ways[-1]
+        return "" if behind in alone else behind
+
+    def _lately(self, phase: str) -> float:
+        """Return the seconds by which a phase is longer than its peers' in the newest steps: it may have begun then."""
+        peers = median([median(peer.column((phase,))[-LATELY:]) for peer in self.paced.others(self.rank)])
+        return median(self.pace.column((phase,))[-LATELY:]) - peers
 
 
 def of(scene: Scene) -> tuple[Slow, ...]:
