@@ -33,7 +33,7 @@ def test_every_state_has_its_own_words() -> None:
             return {rank: run.row_of(rank) for rank in range(8)}
 
     rows = asyncio.run(states())
-    words = {0: "✗ SIGKILL", 1: "✗ OutOfMemory", 2: "✓ ended", 3: "✗ GPU lost 12s", 4: "? no answer 12s",
+    words = {0: "✗ SIGKILL", 1: "✗ out of memory", 2: "✓ ended", 3: "✗ GPU lost 12s", 4: "? no answer 12s",
              5: "✗ vanished", 6: "? silent 12 s", 7: "· not seen yet"}  # fmt: skip
     for rank, word in words.items():
         assert word in rows[rank]

@@ -160,7 +160,7 @@ def test_the_list_flags_the_gpu_that_others_are_on_and_not_the_others() -> None:
                 assert run.row_of(rank).endswith("  ok")
             text = run.text()
             assert (
-                "! ranks 1-7 hold 3.6 GiB on rank 0's GPU: set_device missing, or torch.load without map_location"
+                "! ranks 1-7 hold 3.6 GiB on the GPU of rank 0: set_device missing, or torch.load without map_location"
                 in text
             )
             other = next(line for line in text.splitlines() if line.startswith(" ■ other "))

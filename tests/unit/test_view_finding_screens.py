@@ -328,6 +328,19 @@ def test_an_account_is_kept_of_a_former_life() -> None:
     assert not has_account(session.snapshot().ranks[0])
 
 
+def test_a_consequence_names_the_end_that_came_first() -> None:
+    job = oom_job()
+    job.ends[1] = End(rank=1, how="signal", code=15, detail="SIGTERM")
+    picture = snap(job)
+
+    def told(rank: int) -> str:
+        lines = postmortem_lines(picture, LIVE, Account(), Options(selected=rank), (120, 40), "")
+        return "\n".join(map(text, lines))
+
+    assert "first       rank 3 failed (exit code 1): OutOfMemoryError" in told(1)
+    assert " first  " not in told(3)
+
+
 def test_peers_stay_comparable_when_a_rank_is_over() -> None:
     picture = replace(CALM, findings=(over_its_peers(3, "activations", 40 * GIB, 30 * GIB, range(8)),))
     partner = typical_peer(3, picture)

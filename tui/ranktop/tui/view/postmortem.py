@@ -141,6 +141,9 @@ def _story(view: RankView, box: Box | None, snapshot: Snapshot, options: Options
     if ended:
         said = _without(ended, what_went_wrong(box.error)) if box is not None else ended
         lines += _told("end", said, "text" if box is not None else "bad bold", width)
+    first = snapshot.culprit()
+    if first is not None and first is not view and first.end is not None and view.end is not None:
+        lines += _told("first", f"rank {first.rank} {end_words(first.end)}", "warn", width)
     if view.box is None and view.former_box is not None:
         how = f": it {end_words(view.former)}" if view.former is not None else ""
         now = "it has ended too" if view.state in GONE else f"the rank is {view.state} again"
