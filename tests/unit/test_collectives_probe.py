@@ -103,6 +103,16 @@ def test_a_group_that_is_gone_does_not_lend_its_position_to_another() -> None:
 
 
 @pytest.mark.usefixtures("world")
+def test_a_backend_without_a_name_does_not_hide_the_other_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    reduce(2)
+    nameless = dist.ProcessGroup(0, 8)  # type: ignore[call-arg]
+    monkeypatch.setitem(dist.distributed_c10d._world.pg_map, nameless, ("odd", None))
+    found = {group.description: group for group in CollectiveProbe().read().groups}
+    assert found["default_pg"].enqueued == 2
+    assert (found[""].size, found[""].enqueued) == (8, None)
+
+
+@pytest.mark.usefixtures("world")
 def test_it_costs_little() -> None:
     for _ in range(3):
         dist.new_group([0])

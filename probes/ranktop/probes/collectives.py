@@ -146,8 +146,9 @@ def _backend_names(config: str) -> list[str]:
 
 
 def _describe(group: Any, backend: str, index: int, *, first: bool, alone: bool) -> _Group:
-    label = str(getattr(group, "group_name", "") or "")
-    description = str(getattr(group, "group_desc", "") or "")
+    # A backend of somebody's own may have neither, and torch then raises.
+    label = str(_or_none(lambda: group.group_name) or "")
+    description = str(_or_none(lambda: group.group_desc) or "")
     implementation = None if alone and backend not in _DEVICE_OF else _implementation(group, backend)
     uid = getattr(implementation, "uid", None)
     source = implementation if implementation is not None else group
