@@ -76,9 +76,12 @@ class Standing:
         for rank in self.ranks:
             card = Card(
                 job=self.job, rank=rank, pid=1000 + rank, script="train.py", backend=self.backend,
-                plan=Plan(strategy="ddp"), device=DeviceIdentity(kind="cuda", name="H100"), node=self.nodes(rank),
+                plan=Plan(strategy="ddp"), device=self._device(), node=self.nodes(rank),
             )  # fmt: skip
             self.session.feed([wired(rank, card)])
+
+    def _device(self) -> DeviceIdentity:
+        return DeviceIdentity(kind="host" if self.backend == "gloo" else "cuda", name="H100")
 
     def sample(self, rank: int, second: float) -> Sample:
         one = self.ranks[rank]

@@ -82,6 +82,9 @@ def test_a_rank_whose_stack_is_not_heard_is_given_a_moment_and_then_named_by_its
         "wait for rank 2, which is in forward; the others are in collective 1,203 of the default group"
     )
     assert the_hang(job).confidence == "medium"
+    told = facts(the_hang(job))
+    assert "rank 2: all CPUs of its node busy" in told
+    assert not any("GPU" in name for name in told)
 
 
 @pytest.mark.parametrize(

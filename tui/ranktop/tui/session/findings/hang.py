@@ -213,9 +213,10 @@ def _of_rank(view: RankView, group: str) -> Iterable[Evidence]:
         if view.sample.phase:
             yield Evidence(f"{name}: phase", view.sample.phase)
         if view.sample.device.utilization is not None:
-            unit = "GPU" if _on_gpu(view) else "CPU"
-            yield Evidence(f"{name}: {unit} utilization", view.sample.device.utilization, "%")
-            if unit == "GPU":
+            gpu = _on_gpu(view)
+            what = "GPU utilization" if gpu else "all CPUs of its node busy"
+            yield Evidence(f"{name}: {what}", view.sample.device.utilization, "%")
+            if gpu:
                 yield Evidence(f"{name}: GPU power", view.sample.device.power, "W")
     if view.process:
         yield Evidence(f"{name}: process", view.process)

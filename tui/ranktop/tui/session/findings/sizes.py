@@ -49,7 +49,7 @@ def short_size(value: float) -> str:
 
 def percent(share: float) -> str:
     """Write a share as a signed percentage: ``+28%``."""
-    return f"{100 * share:+.0f}%"
+    return f"{100 * share:+,.0f}%"
 
 
 def lasting(seconds: float) -> str:
