@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import warnings
 from collections.abc import Iterator
@@ -52,6 +53,11 @@ def test_nothing_that_a_script_put_into_its_errors_is_run(kind: type[Exception])
     error = kind(TEXT)
     text = kind is not ODD[3] and issubclass(kind, RuntimeError)
     assert (failure_of(error, None) is not None) is text
+
+
+def test_no_path_of_a_file_is_told() -> None:
+    error = OSError(errno.ENOMEM, "Cannot allocate memory", "/home/ada/secret/data.bin")
+    assert failure(error).error == f"OSError: [Errno {errno.ENOMEM}] Cannot allocate memory"
 
 
 def test_an_endless_text_is_cut() -> None:

@@ -207,6 +207,8 @@ def _is_one(error: BaseException) -> bool:
 def _text(error: BaseException) -> str:
     """Return an error's text, by its class's own words only where these are torch's or numpy's."""
     words, args = type(error).__str__, _own(BaseException, "args", error)
+    if issubclass(type(error), OSError) and [type(each) for each in args] == [int, str]:
+        return f"[Errno {args[0]}] {args[1][:_TEXT]}"  # without the file's path, which str() adds
     plain = isinstance(words, WrapperDescriptorType) and all(type(each) in (str, int, type(None)) for each in args)
     if plain or str(getattr(words, "__module__", "")).partition(".")[0] in ("torch", "numpy"):
         try:
