@@ -299,6 +299,14 @@ def test_a_difference_that_the_budget_expects_is_none() -> None:
     assert {"stage"} <= {one.name for one in stages if one.group == "runs"}
 
 
+def test_values_of_a_rank_that_is_gone_are_called_old() -> None:
+    picture = snap(oom_job(), 20.0)
+    lines = [text(line) for line in diff_lines(picture, LIVE, Pair(3, 0), Options(), (80, 24), "")]
+    assert re.match(r" rank 3: its values are [\d.]+ s old ", lines[2])
+    fresh = [text(line) for line in diff_lines(picture, LIVE, Pair(1, 0), Options(), (80, 24), "")]
+    assert not any(" old " in line for line in fresh)
+
+
 def test_what_differs_between_devices_and_steps() -> None:
     job = fsdp_job()
     job.reading_changes[1] = {"throttle": ("hardware thermal slowdown",), "temperature": 88, "sm_clock": 1200}

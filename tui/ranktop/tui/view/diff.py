@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ranktop.tui.session.diff import Difference, differences, typical_peer
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank import GONE, RankView
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.columns import device_name
@@ -16,7 +16,7 @@ from ranktop.tui.view.header import title_line
 from ranktop.tui.view.hints import hint_line, place, window
 from ranktop.tui.view.options import MOMENT_WORDS, Options
 from ranktop.tui.view.postmortem import has_account
-from ranktop.tui.view.text import Line, Span, fit, human, length, pad, plain
+from ranktop.tui.view.text import Line, Span, duration, fit, human, length, pad, plain
 
 HINTS: Final = (
     ("←→", "other rank"), ("tab", "swap"), ("o", "typical"), ("↑↓", "scroll"), ("esc", "back"), ("?", "help"),
@@ -105,11 +105,16 @@ def _names(left: RankView, right: RankView, pair: Pair, options: Options, width:
 
 def _body(left: RankView, right: RankView, snapshot: Snapshot, options: Options, width: int) -> list[Line]:
     found = differences(left, right, snapshot)
+    old = [
+        pad([(f" rank {view.rank}: its values are {duration(view.age)} old", "warn")], width)
+        for view in (left, right)
+        if view.age is not None and (view.stale or view.state in GONE)
+    ]
     if not found:
         looked = "versions, code, device, memory, steps, findings"
-        return [pad((), width), pad([(" nothing differs beyond noise", "good bold")], width),
+        return [*old, pad((), width), pad([(" nothing differs beyond noise", "good bold")], width),
                 pad([(f" compared: {looked}", "dim")], width)]  # fmt: skip
-    lines: list[Line] = []
+    lines: list[Line] = [*old]
     for group, title in GROUPS.items():
         rows = [one for one in found if one.group == group]
         if rows:
