@@ -13,7 +13,7 @@ from ranktop.probes.reading import DeviceReading, StepTimes
 from ranktop.tui.session.expected import difference, expected, peak_moment, steady
 from ranktop.tui.session.rank import end_state
 from ranktop.tui.session.rings import Ring
-from ranktop.tui.session.source import Received, Reset
+from ranktop.tui.session.source import Received, Reset, Whole
 from ranktop.tui.session.state import Session
 from ranktop.wire.schema import Body, Card, End, Header, History, Job, Mark, Point, Sample, Table
 
@@ -71,6 +71,16 @@ def test_samples_from_before_the_viewer_came_tell_of_no_lag() -> None:
     session.feed([Reset(JOB, "h", False), message(0, Sample(rank=0, step=1), age=9.0)])
     assert session.snapshot().behind == 0.0
     assert session.ranks[0].state() == "silent"
+
+
+def test_nothing_is_said_of_a_snapshot_of_which_parts_are_to_come() -> None:
+    """Ranks that are not there yet would be called missing."""
+    session = Session(FakeClock())
+    began = message(0, Sample(rank=0, step=90, uptime=100.0))
+    session.feed([Reset(JOB, "h", False, parts=True), message(0, Card(job=JOB, rank=0, pid=100)), began])
+    assert session.snapshot().findings == ()
+    session.feed([Whole()])
+    assert [finding.rule for finding in session.snapshot().findings] == ["missing"]
 
 
 def test_states_of_ranks() -> None:
