@@ -1,7 +1,8 @@
 """When the looks at the collectives' positions are taken: at the same instants by all ranks of a node.
 
 Not evenly: where a step takes a multiple of an even spacing, all looks would see the same moment of it. Each look is
-put off by another part of the spacing, at random as it were, but the same for everyone: no step time goes along with it.
+put off by another part of the spacing, at random as it were, but the same for everyone: no step time goes along with
+it.
 """
 
 from __future__ import annotations
