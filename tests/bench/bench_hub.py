@@ -24,7 +24,7 @@ from bench.simulated import Running, running
 from bench.terminal import cpu_seconds
 
 from ranktop.tui.session.receiver import HubSource
-from ranktop.tui.session.source import Received, Reset
+from ranktop.tui.session.source import Received
 from ranktop.wire.schema import Sample
 
 DRAIN_EVERY = 0.1
@@ -42,7 +42,7 @@ class Watcher:
 
     def take(self) -> None:
         """Drain, and note what it shows."""
-        items: list[Received | Reset] = self.source.drain()
+        items = self.source.drain()
         now = time.monotonic()
         for item in items:
             if not isinstance(item, Received) or item.header.kind == "history":

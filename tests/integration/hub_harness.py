@@ -19,7 +19,7 @@ import zmq
 
 from ranktop.agent.publisher import Publisher
 from ranktop.tui.session.receiver import HubSource
-from ranktop.tui.session.source import Received, Reset
+from ranktop.tui.session.source import Received, Reset, Whole
 from ranktop.wire.endpoints import job_directory, secure_directory
 from ranktop.wire.schema import Body, Card, Job, Sample
 
@@ -155,9 +155,9 @@ class Watcher:
 
     def __init__(self, directory: Path) -> None:
         self.source = HubSource(directory)
-        self.events: list[Received | Reset] = []
+        self.events: list[Received | Reset | Whole] = []
 
-    def drain(self) -> list[Received | Reset]:
+    def drain(self) -> list[Received | Reset | Whole]:
         self.source.poll(0.05)
         self.events += self.source.drain()
         return self.events

@@ -10,7 +10,7 @@ from hub_harness import JOB, Node, OtherHub, fresh_node, sample, until
 
 from ranktop.tui.session import receiver as receiver_module
 from ranktop.tui.session.receiver import HubSource
-from ranktop.tui.session.source import Received, Reset
+from ranktop.tui.session.source import Received, Reset, Whole
 from ranktop.wire import codec
 from ranktop.wire.endpoints import VIEWERS_SOCKET
 from ranktop.wire.schema import Batch, Header, Item
@@ -39,7 +39,7 @@ class Clock:
         return self.now
 
 
-def drain(source: HubSource) -> list[Received | Reset]:
+def drain(source: HubSource) -> list[Received | Reset | Whole]:
     return until(lambda: source.drain() if source.poll(0.05) else [])
 
 
@@ -92,6 +92,23 @@ def test_a_viewer_that_is_behind_catches_up_in_one_drain(node: Node) -> None:
         while len([one for out in drains for one in out if isinstance(one, Received)]) < 10:
             drains.append(drain(source))
         assert max(len(out) for out in drains) >= 4
+    finally:
+        source.close()
+        hub.close()
+
+
+def test_the_end_of_a_snapshot_in_parts_is_told(node: Node) -> None:
+    first = batch(1.0, item(0, 1.0), snapshot=True, last=-1)
+    parts = iter([first, batch(1.0, item(1, 1.0), last=-1), batch(1.0, item(2, 1.0), last=2)])
+    hub = OtherHub(node, VIEWERS_SOCKET, lambda: next(parts, batch(1.0, last=2)))
+    source = HubSource(node.directory)
+    try:
+        events: list[Received | Reset | Whole] = []
+        while not any(isinstance(one, Whole) for one in events):
+            events += drain(source)
+        assert isinstance(events[0], Reset)
+        assert events[0].parts
+        assert [type(one) for one in events[1:]] == [Received, Received, Received, Whole]
     finally:
         source.close()
         hub.close()

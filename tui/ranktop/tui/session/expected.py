@@ -71,7 +71,11 @@ def _remembered(card: Card, plan: Plan, first: bool) -> Budget:
         if len(_cache) >= _CACHE_LIMIT:
             _cache.clear()
         assert card.inventory is not None
-        found = _cache[key] = (card.inventory, plan, _shared(card, card.inventory, plan, first))
+        try:
+            budget = _shared(card, card.inventory, plan, first)
+        except Exception as error:  # a plan that the budget cannot read must not take the screen with it
+            budget = _failed(error)
+        found = _cache[key] = (card.inventory, plan, budget)
     return found[2]
 
 
@@ -114,15 +118,16 @@ def alike(inventory: Inventory, plan: Plan) -> tuple[str, tuple[int, ...]] | Non
 
 
 def _compute(card: Card, plan: Plan, first: bool) -> Budget:
-    try:
-        from ranktop.budget.live import live_budget
+    from ranktop.budget.live import live_budget
 
-        assert card.inventory is not None
-        return live_budget(card.inventory, plan, card.model, first_step=first)
-    except Exception as error:  # a plan that the budget cannot read must not take the screen with it
-        reason = f"the budget failed: {type(error).__name__}: {error}"
-        unknown = {category: Amount(None, reason) for category in BUDGETED}
-        return Budget(moments={moment: dict(unknown) for moment in MOMENTS})
+    assert card.inventory is not None
+    return live_budget(card.inventory, plan, card.model, first_step=first)
+
+
+def _failed(error: Exception) -> Budget:
+    reason = f"the budget failed: {type(error).__name__}: {error}"
+    unknown = {category: Amount(None, reason) for category in BUDGETED}
+    return Budget(moments={moment: dict(unknown) for moment in MOMENTS})
 
 
 def allocated(memory: Memory) -> int | None:

@@ -10,7 +10,7 @@ from typing import Final
 
 import zmq
 
-from ranktop.tui.session.source import Link, Received, Reset
+from ranktop.tui.session.source import Link, Received, Reset, Whole
 from ranktop.wire.codec import (
     MAX_BATCH,
     WireError,
@@ -66,12 +66,12 @@ class HubSource:
         self._behind = False
         self._connect()
 
-    def drain(self) -> list[Received | Reset]:
+    def drain(self) -> list[Received | Reset | Whole]:
         """Return what has arrived since the last call, in order; reconnects when the hub is silent.
 
         It does not wait, unless what has come is old already: then for the hub's next answers, up to ``MOST`` seconds.
         """
-        out: list[Received | Reset] = []
+        out: list[Received | Reset | Whole] = []
         if self._closed:
             return out
         until = time.perf_counter() + MOST
@@ -150,7 +150,7 @@ class HubSource:
         except zmq.Again:
             return None
 
-    def _read(self, frames: list[bytes], out: list[Received | Reset]) -> None:
+    def _read(self, frames: list[bytes], out: list[Received | Reset | Whole]) -> None:
         try:
             if len(frames) != 1:
                 raise WireError("the hub's answer is not one frame")
@@ -172,12 +172,13 @@ class HubSource:
         self._offsets.append(now - batch.now)
         self._take(batch, now, out)
 
-    def _take(self, batch: Batch, now: float, out: list[Received | Reset]) -> None:
+    def _take(self, batch: Batch, now: float, out: list[Received | Reset | Whole]) -> None:
         if batch.snapshot:
             replaced = self._hub not in ("", batch.hub)
             if replaced:
                 self._offsets = deque([now - batch.now], maxlen=64)
-            out.append(Reset(job=batch.job, hub=batch.hub, replaced=replaced))
+            out.append(Reset(job=batch.job, hub=batch.hub, replaced=replaced, parts=batch.last < 0))
+        ends = self._since < 0 <= batch.last and not batch.snapshot
         self._hub = batch.hub
         self._since = batch.last
         self._lost += batch.lost
@@ -193,6 +194,8 @@ class HubSource:
             received = self._decode(item, hub_now)
             if received is not None:
                 out.append(received)
+        if ends:
+            out.append(Whole())
 
     def _decode(self, item: Item, hub_now: float) -> Received | None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +29,13 @@ class Reset:
     hub: str
     replaced: bool
     """True when another hub process took over: its history starts anew."""
+    parts: bool = False
+    """The snapshot comes in several parts; ``Whole`` follows its last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The last part of a snapshot has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,7 @@ class Link:
 class Source(Protocol):
     """A stream of messages about one job."""
 
-    def drain(self) -> list[Received | Reset]:
+    def drain(self) -> Sequence[Received | Reset | Whole]:
         """Return what has arrived since the last call, in order; never blocks."""
         ...
 

@@ -17,7 +17,7 @@ from ranktop.tui.session.findings.missing import of_these_nodes
 from ranktop.tui.session.footprints import KEPT, KEPT_OF_MANY, MANY
 from ranktop.tui.session.processes import Owners, Places, places
 from ranktop.tui.session.rank import GONE, MARKS_KEPT, Event, RankState, RankView
-from ranktop.tui.session.source import Received, Reset
+from ranktop.tui.session.source import Received, Reset, Whole
 from ranktop.tui.session.stall import patience
 from ranktop.wire.schema import Box, Card, Device, End, History, Job, Mark, Sample, Stack
 
@@ -107,13 +107,15 @@ class Session:
         """Rank -> its process's id in the driver's list."""
         self.failure = ""
         """The last message that could not be used, in one line."""
+        self._arriving = False
+        """Parts of the hub's snapshot are still to come: what is not there yet is not missing."""
         self._began = -math.inf
         """When the present snapshot of the hub began to arrive."""
         self._newest: tuple[float, float] | None = None
         """(when it was taken from the source, seconds since it reached the hub) of the last of the samples that did so
         since."""
 
-    def feed(self, received: Iterable[Received | Reset]) -> None:
+    def feed(self, received: Iterable[Received | Reset | Whole]) -> None:
         """Take what a source gave, in its order."""
         now = self.clock()
         heard: dict[int, RankState] = {}
@@ -121,6 +123,9 @@ class Session:
             if isinstance(item, Reset):
                 self._reset(item, now)
                 heard.clear()
+                continue
+            if isinstance(item, Whole):
+                self._arriving = False
                 continue
             at = now - item.age
             if item.header.rank < 0:
@@ -213,7 +218,7 @@ class Session:
     def _reset(self, reset: Reset, now: float) -> None:
         self.ranks = {}
         self._uncompared = {}
-        self._began, self._newest = now, None
+        self._began, self._newest, self._arriving = now, None, reset.parts
         self._places, self._listed = None, {}
         self.findings.forget()
         self.job, self.hub = reset.job, reset.hub
@@ -282,7 +287,7 @@ class Session:
             behind=self.behind(),
             memory={} if copy_history else self.findings.memory,
         )
-        found = self.findings.of(snapshot)
+        found = () if self._arriving else self.findings.of(snapshot)
         if self.findings.failure:
             self.failure = self.findings.failure
         return replace(snapshot, state=_as_found(snapshot.state, found), findings=found)
