@@ -55,6 +55,17 @@ def test_two_ranks_that_fight_for_cpus_are_not_blamed_by_the_looks_alone() -> No
     assert not findings(Lockstep("ddp", 2, slow=slow, starved={0: 0.3, 1: 0.4}))
 
 
+def test_ranks_that_wait_in_a_collective_of_the_script_are_not_slow_in_the_phase_in_which_they_wait() -> None:
+    """One rank is late after backward; the others wait for it in the next step's first collective, in data."""
+    program = [
+        ("join", "data", 0.0005), ("work", "data", 0.02), ("work", "forward", 0.16),
+        ("join", "backward", 0.004), ("work", "backward", 0.06), ("work", "optimizer", 0.02),
+    ]  # fmt: skip
+    for seed in range(4):
+        job = Lockstep("ddp", 3, program=program, slow={(1, "backward"): 2.0}, seed=seed, spacing=0.0)
+        assert {finding.ranks for finding in findings(job)} <= {(1,)}
+
+
 @pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer"])
 def test_a_phase_that_has_become_slow_lately_is_named_as_soon_as_the_rank_is(phase: str) -> None:
     job = Lockstep("ddp", slow={(1, phase): 1 + 0.06 / LOST[phase]}, slow_from=60, seed=1).run(120)

@@ -51,6 +51,9 @@ BESIDE: Final = 1e-3
 SHORT_OF_CPUS: Final = 0.1
 """Share of the time without a CPU, of each of two or three ranks, from which on their phases must show it as well."""
 
+CONTRADICTS: Final = 0.25
+"""Share of what its phases seem to show for which a rank must at least be waited for, where the looks see another."""
+
 LATELY: Final = 8
 """Newest steps by which the phase is told while the looks alone show a rank."""
 
@@ -144,7 +147,7 @@ def _slow(scene: Scene) -> tuple[Slow, ...]:
     for paced in paces(scene):
         for slow in _by_phases(paced, standing):
             known = found.get(slow.rank)
-            if known is None or slow.gap > known.gap:
+            if (known is None or slow.gap > known.gap) and not _waits_itself(slow, coming):
                 found[slow.rank] = slow
         for rank in coming.keys() & paced.members.keys():
             late = _late(coming[rank], paced.members[rank], paced, rank in standing)
@@ -152,6 +155,18 @@ def _slow(scene: Scene) -> tuple[Slow, ...]:
             if late is not None and (known is not None or not _short_of_cpus(paced)):
                 found[rank] = late if known is None else replace(known, arrival=late.arrival, sign=late.sign)
     return tuple(found[rank] for rank in sorted(found))
+
+
+def _waits_itself(slow: Slow, coming: Mapping[int, Arrival]) -> bool:
+    """Tell whether the looks show that the others do not wait for this rank, but for another one.
+
+    A script's own collective (of a loss, of a flag) has ranks wait in a phase that holds own work elsewhere.
+    """
+    own = coming.get(slow.rank)
+    waited = own.lag if own is not None else 0.0
+    if waited >= CONTRADICTS * slow.gap / slow.paced.step:
+        return False
+    return any(coming[rank].lag >= max(FLOOR, 2 * waited) for rank in coming.keys() & slow.paced.members.keys())
 
 
 def _short_of_cpus(paced: Paced) -> bool:
