@@ -78,9 +78,7 @@ def _evidence(count: int, formers: Mapping[int, End]) -> Iterable[Evidence]:
 
 
 def _advice(count: int, known: bool) -> str:
-    again = (
-        "Each restart falls back to the last checkpoint; torchrun --max-restarts ends the job in the end."
-    )
+    again = "Each restart falls back to the last checkpoint; torchrun --max-restarts ends the job in the end."
     if known or not count:
         return again
     return f"How the life before ended is not known here: see the launcher's log. {again}"
