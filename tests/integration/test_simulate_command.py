@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -32,6 +34,16 @@ def simulate(directory: Path, *arguments: str) -> subprocess.CompletedProcess[st
     )
 
 
+@contextlib.contextmanager
+def ctrl_c_reaches_children() -> Iterator[None]:
+    """Have what is started within take SIGINT, also where this process is in a shell's background and ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def left_behind(directory: Path) -> list[int]:
     """Return the processes that belong to a run directory."""
     mark = f"RANKTOP_RUN_DIR={directory}"
@@ -41,6 +53,12 @@ def left_behind(directory: Path) -> list[int]:
         if f"RANKTOP_RUN_DIR={values.get('RANKTOP_RUN_DIR')}" == mark:
             found.append(process.pid)
     return found
+
+
+def stopped(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    return False
 
 
 def test_all_ranks_are_printed_with_the_label_and_nothing_is_left(tmp_path: Path) -> None:
@@ -78,9 +96,12 @@ def test_a_rank_that_is_stopped_is_stopped_in_earnest_and_ended_with_the_rest(tm
 def test_status_and_its_json_say_that_the_job_is_simulated(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     command = [*RANKTOP, "simulate", "--ranks", "2", "--seconds", "0.2", "--steps", "100000"]
-    with subprocess.Popen(
-        command, env=environment(directory), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    with ctrl_c_reaches_children():
+        process = subprocess.Popen(
+            command, env=environment(directory), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+    with process:
         try:
             wait_until(lambda: len(ranks_of(directory)) == 2, 40)
             (job,) = status(directory)["jobs"]
@@ -100,7 +121,7 @@ def test_nothing_is_left_when_the_command_itself_is_killed(tmp_path: Path) -> No
         command, env=environment(directory), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         try:
-            wait_until(lambda: any(psutil.Process(pid).status() == "stopped" for pid in left_behind(directory)), 40)
+            wait_until(lambda: any(stopped(pid) for pid in left_behind(directory)), 40)
         finally:
             process.kill()
     wait_until(lambda: not left_behind(directory), 20)
