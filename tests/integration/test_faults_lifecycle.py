@@ -43,9 +43,5 @@ def test_a_rank_that_the_kernel_ends_for_want_of_memory(tmp_path: Path, viewer: 
     checked(spec("memory cgroup"), viewer, tmp_path)
 
 
-def test_a_job_that_starts_anew(tmp_path: Path, viewer: Viewer) -> None:
-    checked(spec("elastic restart"), viewer, tmp_path)
-
-
 def test_ranks_unlike_the_others(tmp_path: Path, viewer: Viewer) -> None:
     checked(UNLIKE, viewer, tmp_path)

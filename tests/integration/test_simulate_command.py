@@ -81,18 +81,6 @@ def test_all_ranks_are_printed_with_the_label_and_nothing_is_left(tmp_path: Path
     assert list(directory.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_a_rank_that_is_stopped_is_stopped_in_earnest_and_ended_with_the_rest(tmp_path: Path) -> None:
-    directory = tmp_path / "run"
-    done = simulate(directory, "--ranks", "3", "--seconds", "0.2", "--fault", "stop:rank=1:from=4")
-    assert done.returncode == 0, done.stderr
-    assert "stalled" in done.stdout.splitlines()[0]
-    row = next(line for line in done.stdout.splitlines() if line.split()[:1] == ["1"])
-    assert "silent" in row
-    assert left_behind(directory) == []
-    assert list(directory.iterdir()) == []
-
-
 def test_status_and_its_json_say_that_the_job_is_simulated(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     command = [*RANKTOP, "simulate", "--ranks", "2", "--seconds", "0.2", "--steps", "100000"]
