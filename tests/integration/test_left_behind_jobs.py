@@ -172,6 +172,8 @@ def test_a_rank_out_of_memory_leaves_a_box_that_a_late_viewer_reads(
         assert box.free is not None
         assert box.free < 64 * MIB < box.limit
         assert "DefaultCPUAllocator" in box.error
+    other = late_rank_zero(viewer)
+    assert other.box is None
 
 
 def late_rank_zero(viewer: Viewer) -> RankView:
