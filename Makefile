@@ -10,7 +10,7 @@ demo: .venv/.demo
 	@$(BIN)/ranktop demo $(DEMO)
 
 test: .venv/.test
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(TESTS)
 
 lint: .venv/.test
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faults_cases import ENDS, Spec, can_confine, case, checked
+from faults_cases import ENDS, Spec, case, checked
 from jobs import Viewer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("run_directory")]
@@ -25,22 +25,6 @@ def spec(name: str) -> Spec:
 
 def test_a_killed_rank(tmp_path: Path, viewer: Viewer) -> None:
     checked(spec("kill -9"), viewer, tmp_path)
-
-
-def test_a_rank_that_runs_into_its_limit(tmp_path: Path, viewer: Viewer) -> None:
-    (outcome,) = checked(spec("RLIMIT_AS"), viewer, tmp_path)
-    assert outcome.finding is not None
-    assert "asked for 32.00 MiB" in outcome.finding.sentence
-    view = viewer.session.snapshot().rank(1)
-    assert view is not None
-    assert view.box is not None
-    assert view.box.asked == 32 * 2**20
-    assert any("faults_train.py" in call.file and call.function == "eat" for call in view.box.calls)
-
-
-@pytest.mark.skipif(not can_confine(), reason="memory cgroups can't be made here")
-def test_a_rank_that_the_kernel_ends_for_want_of_memory(tmp_path: Path, viewer: Viewer) -> None:
-    checked(spec("memory cgroup"), viewer, tmp_path)
 
 
 def test_ranks_unlike_the_others(tmp_path: Path, viewer: Viewer) -> None:

