@@ -19,8 +19,8 @@ LOST = {"data": 0.02, "forward": 0.08, "backward": 0.16, "optimizer": 0.02}
 """Seconds of work in each phase of a step under DDP."""
 
 
-def findings(job: Lockstep) -> list[Finding]:
-    found = job.run(150).session()[0].snapshot().findings
+def findings(job: Lockstep, steps: int = 150) -> list[Finding]:
+    found = job.run(steps).session()[0].snapshot().findings
     assert all(advised(finding) for finding in found)
     return [finding for finding in found if finding.rule == "straggler"]
 
@@ -49,10 +49,11 @@ def test_few_ranks_whose_lengths_vary_by_luck_are_no_stragglers(
         assert [one for one in found if one.severity != "info"] == []
 
 
-def test_two_ranks_that_fight_for_cpus_are_not_blamed_by_the_looks_alone() -> None:
+@pytest.mark.parametrize("steps", [60, 150])
+def test_two_ranks_that_fight_for_cpus_are_not_blamed_by_the_looks_alone(steps: int) -> None:
     slow = {(1, "backward"): 1.5}
-    assert findings(Lockstep("ddp", 2, slow=slow))
-    assert not findings(Lockstep("ddp", 2, slow=slow, starved={0: 0.3, 1: 0.4}))
+    assert findings(Lockstep("ddp", 2, slow=slow), steps)
+    assert not findings(Lockstep("ddp", 2, slow=slow, starved={0: 0.3, 1: 0.4}), steps)
 
 
 def test_ranks_that_wait_in_a_collective_of_the_script_are_not_slow_in_the_phase_in_which_they_wait() -> None:
