@@ -20,6 +20,7 @@ from msgspec import structs
 from ranktop.tui.session.diff import differences, typical_peer
 from ranktop.tui.session.findings.finding import CONFIDENCES, SEVERITIES, Evidence, Finding, Plot
 from ranktop.tui.session.state import Snapshot
+from ranktop.tui.status_report import fact_words
 from ranktop.tui.view.diff import Pair, diff_lines
 from ranktop.tui.view.evidence import Reading, evidence_lines
 from ranktop.tui.view.evidence_plot import value_words
@@ -355,3 +356,14 @@ def test_peers_stay_comparable_when_a_rank_is_over() -> None:
     assert partner is not None
     assert typical_peer(99, picture) is None
     assert typical_peer(0, snap(fsdp_job(1))) is None
+
+
+def test_a_process_id_is_written_as_one_types_it() -> None:
+    fact = Evidence("process id", 16574)
+    finding = Finding(rule="death", severity="critical", ranks=(1,), sentence="rank 1 was killed", evidence=(fact,))
+    picture = replace(snap(fsdp_job()), findings=(finding,))
+    drawn = "\n".join(text(line) for line in evidence_lines(picture, LIVE, Reading(finding), Options(), (80, 24), ""))
+    assert re.search(r"process id +16574\b", drawn)
+    assert fact_words(fact) == "process id 16574"
+    assert fact_words(Evidence("steps compared", 16574, "steps")) == "steps compared 16,574 steps"
+    assert fact_words(Evidence("process id", None)) == "process id not known"

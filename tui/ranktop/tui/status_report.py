@@ -116,6 +116,8 @@ def fact_words(fact: Evidence) -> str:
         return f"{name} {human(int(value))}"
     if fact.unit == "s":
         return f"{name} {seconds(value)} s"
+    if fact.is_name:
+        return f"{name} {value}"
     number = count(value) if isinstance(value, int) else f"{value:,.4g}"
     return f"{name} {number}{' ' + fact.unit if fact.unit else ''}"
 

@@ -151,7 +151,10 @@ def _wrapped(text: str, style: str, width: int) -> list[Line]:
 
 def _numbers(finding: Finding, width: int) -> list[Line]:
     """Lay the evidence out as a table: names left, values right-aligned, texts going on in further lines."""
-    rows = [(plain(one.name), value_words(one.value, one.unit), one.value) for one in finding.evidence]
+    rows = [
+        (plain(one.name), str(one.value) if one.is_name else value_words(one.value, one.unit), one.value)
+        for one in finding.evidence
+    ]
     if not rows:
         return []
     first = min(44, max(len(name) for name, _, _ in rows), max(8, width // 2)) + 2

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from ranktop.tui.session.findings.finding import Evidence, Finding
+from ranktop.tui.session.findings.finding import PROCESS_ID, Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import end_sentence, end_words, ranks_words
 from ranktop.tui.session.rank import GONE, RankView, end_state
@@ -203,7 +203,7 @@ def _evidence(guilty: RankView, others: Sequence[RankView]) -> Iterable[Evidence
             yield Evidence("phase", guilty.sample.phase)
     if guilty.card is not None:
         yield Evidence("node", guilty.card.node)
-        yield Evidence("process id", guilty.card.pid)
+        yield Evidence(PROCESS_ID, guilty.card.pid)
 
 
 def _advice(view: RankView) -> str:

@@ -10,6 +10,9 @@ SEVERITIES: Final = ("info", "warning", "critical")
 
 CONFIDENCES: Final = ("low", "medium", "high")
 
+PROCESS_ID: Final = "process id"
+"""Name of the evidence that is one."""
+
 Value = float | int | str | None
 
 
@@ -23,6 +26,11 @@ class Evidence:
     """None: could not be read."""
     unit: str = ""
     """``B``, ``s``, ``%``, ``W``, ``°C``, ``MHz``, ``tokens``, ``steps``; empty for text and plain numbers."""
+
+    @property
+    def is_name(self) -> bool:
+        """Whether its number names something, and is written as one would type it."""
+        return self.name == PROCESS_ID and isinstance(self.value, int)
 
 
 @dataclass(frozen=True, slots=True)

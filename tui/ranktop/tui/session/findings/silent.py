@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from ranktop.tui.session.findings.finding import Evidence, Finding
+from ranktop.tui.session.findings.finding import PROCESS_ID, Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.rank import GONE, SILENT_INTERVALS, RankView
@@ -80,7 +80,7 @@ def _silent(members: Sequence[RankView], node: str, process: str, now: float) ->
             Evidence("last heard", age, "s"),
             Evidence("process", process or None),
             *((Evidence("node", node),) if node else ()),
-            *((Evidence("process id", members[0].card.pid),) if one and members[0].card is not None else ()),
+            *((Evidence(PROCESS_ID, members[0].card.pid),) if one and members[0].card is not None else ()),
         ),
         advice=_ADVICE.get(process, _KEPT),
         confidence="high" if process else "medium",
