@@ -141,3 +141,15 @@ def test_a_machine_that_tells_nothing_changes_nothing() -> None:
     kills.join(7, 0.0)
     gone = Gone(7, "signal", 9, "SIGKILL")
     assert kills.explain(gone, 1.0) == gone
+
+
+@pytest.mark.parametrize("leaving", ["4:memory:/\n0::/\n", "0::/\n", ""])
+def test_a_process_on_its_way_out_is_counted_where_it_was(leaving: str) -> None:
+    machine = Machine("4:memory:/job\n0::/\n")
+    machine.v1("/job", 0, 0, 512 * MIB)
+    machine.v1("", 0, 0)
+    machine.kills.join(7, 0.0)
+    machine.v1("/job", 1, 3, 512 * MIB)
+    machine.groups = leaving
+    machine.kills.look(3.0)
+    assert machine.dies(7, 3.5) == f"{KILLED}: its cgroup's limit is 512 MiB"

@@ -20,6 +20,9 @@ _EVERY: Final = 2.0
 _MOST: Final = 64
 """Kills remembered per counter."""
 
+_TOPS: Final = frozenset({"/sys/fs/cgroup", "/sys/fs/cgroup/memory"})
+"""Folders of the cgroups that all others are within."""
+
 KILLED: Final = "SIGKILL by the kernel's OOM killer"
 MAYBE: Final = "SIGKILL, and the kernel's OOM killer ran on this node at that time"
 
@@ -77,7 +80,10 @@ class KernelKills:
         if now < self._next or not self._folders:
             return
         for pid in self._folders:
-            self._folders[pid] = MemoryGroups(self._read, pid).folders or self._folders[pid]
+            folders = MemoryGroups(self._read, pid).folders
+            # A process on its way out is said to be in the top (v1): its own is the last one that was told.
+            if len(folders) >= len(self._folders[pid]) or not _TOPS.issuperset(folders):
+                self._folders[pid] = folders
         self._look(now)
 
     def explain(self, gone: Gone, now: float) -> Gone:
