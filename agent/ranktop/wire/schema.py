@@ -22,6 +22,7 @@ from ranktop.probes.reading import (
     DeviceReading,
     StepTimes,
 )
+from ranktop.wire.nodes import Door, Doors, Nodes
 
 LOOK_SECONDS: Final = 0.25
 """Mean spacing of the looks at the collectives' positions, which ranks of one node take at the same times
@@ -38,7 +39,8 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     """Routes a message; the first frame of each."""
 
     kind: str
-    """``card``, ``sample``, ``device``, ``stack``, ``box``, ``end`` from agents; ``history``, ``mark`` by the hub."""
+    """``card``, ``sample``, ``device``, ``stack``, ``box``, ``end`` from agents; ``history``, ``mark``, ``nodes`` by
+    the hub; ``doors`` from an agent to its own node's hub, which keeps them to itself."""
     rank: int
     """-1 for the job as a whole."""
     pid: int
@@ -282,7 +284,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     ``running``; empty when it speaks again."""
 
 
-Body = Card | Sample | Device | Stack | Box | End | History | Mark
+Body = Card | Sample | Device | Stack | Box | End | History | Mark | Doors | Nodes
 
 BODIES: Final[dict[str, type[Body]]] = {
     "card": Card,
@@ -293,6 +295,8 @@ BODIES: Final[dict[str, type[Body]]] = {
     "end": End,
     "history": History,
     "mark": Mark,
+    "doors": Doors,
+    "nodes": Nodes,
 }
 """Header kind -> type of the body."""
 
@@ -305,6 +309,8 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     want_card: bool = False
     seq: int = -1
     """Number of the newest message that has arrived from this agent; -1 for one that could not be read."""
+    door: Door | None = None
+    """In answer to ``doors``: where this hub takes connections of the job's other hubs, for the job's store."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
