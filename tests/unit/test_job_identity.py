@@ -63,6 +63,26 @@ def test_other_launchers_and_nonsense(environment: dict[str, str], rank: int, si
     assert (found.rank, found.job.world_size, found.job.launcher) == (rank, size, launcher)
 
 
+@pytest.mark.parametrize(
+    ("environment", "node_rank", "nodes"),
+    [
+        ({**TORCHRUN, "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "3"}, 1, 3),
+        (TORCHRUN, 1, 2),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, 0, 1),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "3"}, 0, 0),
+        ({**TORCHRUN, "GROUP_RANK": "7", "GROUP_WORLD_SIZE": "3"}, 0, 0),
+        ({"RANK": "8", "WORLD_SIZE": "16", "CROSS_RANK": "1", "CROSS_SIZE": "2", "LOCAL_SIZE": "8"}, 1, 2),
+        ({"SLURM_PROCID": "6", "SLURM_NTASKS": "8", "MASTER_ADDR": "n1", "SLURM_NODEID": "2", "SLURM_NNODES": "3"}, 2, 3),
+        ({"SLURM_PROCID": "6", "SLURM_NTASKS": "8", "SLURM_NODEID": "2", "SLURM_NNODES": "3"}, 0, 0),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 2),
+        ({}, 0, 0),
+    ],
+)
+def test_the_node_and_how_many_there_are(environment: dict[str, str], node_rank: int, nodes: int) -> None:
+    found = discover("t.py", environment)
+    assert (found.node_rank, found.nodes) == (node_rank, nodes)
+
+
 def test_names_given_by_the_user_win() -> None:
     found = discover("train.py", {"RANKTOP_JOB_ID": "my-run_1", "RANKTOP_JOB_NAME": "llama-sft"})
     assert (found.job.id, found.job.name) == ("my-run_1", "llama-sft")

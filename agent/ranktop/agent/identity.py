@@ -19,6 +19,13 @@ _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_NODES = (
+    ("GROUP_RANK", "GROUP_WORLD_SIZE"),
+    ("CROSS_RANK", "CROSS_SIZE"),
+    ("SLURM_NODEID", "SLURM_STEP_NUM_NODES"),
+    ("SLURM_NODEID", "SLURM_NNODES"),
+)
+"""(node's place, number of nodes), as torchrun, DeepSpeed's launcher and Slurm tell them."""
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,23}")
 
 
@@ -34,6 +41,10 @@ class Identity:
     restart: int
     local_size: int = 0
     """Ranks on this node; 0 where the launcher does not tell."""
+    node_rank: int = 0
+    """This node's place among the job's; 0 where the launcher does not tell."""
+    nodes: int = 0
+    """Nodes of the job; 0 where the launcher does not tell."""
 
 
 def discover(script: str, environ: Mapping[str, str] | None = None) -> Identity:
@@ -53,6 +64,8 @@ def discover(script: str, environ: Mapping[str, str] | None = None) -> Identity:
         rank, world_size = group
         local_rank = _number(env, _LOCAL_RANK, rank)
     world_size = max(world_size, rank + 1)
+    local_size = _number(env, _LOCAL_SIZE, 0) if group is None else 0
+    node_rank, nodes = _nodes(env, launcher, rank, world_size, local_size)
     run_id = env.get("TORCHELASTIC_RUN_ID") or env.get("SLURM_JOB_ID") or ""
     name = env.get("RANKTOP_JOB_NAME") or Path(script).stem or "python"
     job = Job(
@@ -69,8 +82,23 @@ def discover(script: str, environ: Mapping[str, str] | None = None) -> Identity:
         node=socket.gethostname(),
         pid=os.getpid(),
         restart=_number(env, ("TORCHELASTIC_RESTART_COUNT",), 0),
-        local_size=_number(env, _LOCAL_SIZE, 0) if group is None else 0,
+        local_size=local_size,
+        node_rank=node_rank,
+        nodes=nodes,
     )
+
+
+def _nodes(env: Mapping[str, str], launcher: str, rank: int, size: int, local: int) -> tuple[int, int]:
+    """Return (this node's place, nodes of the job) by the launcher's word, else by ranks dealt out evenly; else 0, 0."""
+    if launcher in ("python", "spawn"):
+        return 0, 0
+    for place, count in _NODES:
+        if env.get(place, "").isdigit() and env.get(count, "").isdigit():
+            found = int(env[place]), int(env[count])
+            return found if found[0] < found[1] else (0, 0)
+    if local > 0 and size % local == 0:
+        return rank // local, size // local
+    return 0, 0
 
 
 def _number(env: Mapping[str, str], names: tuple[str, ...], default: int) -> int:

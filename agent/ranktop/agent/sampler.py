@@ -243,6 +243,7 @@ class Sampler(threading.Thread):
             pids=self._device.pids,
             code=self._code.digest(),
             local_size=identity.local_size,
+            node_rank=identity.node_rank,
         )
 
     def _notes(self) -> tuple[str, ...]:

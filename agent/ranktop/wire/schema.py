@@ -104,6 +104,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """Eight hexadecimal digits of the SHA-256 of the script's bytes; empty when it could not be read."""
     local_size: int = 0
     """Ranks on this rank's node, by the launcher's word; 0 where it does not tell."""
+    node_rank: int = 0
+    """The node's place among the job's, by which two of the same name are told apart; 0 where the launcher does not tell."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
