@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,22 @@ def tmp_path() -> Iterator[Path]:
     """Replace pytest's own: its paths grow with every run until a socket's no longer fits into 100 bytes."""
     with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def _state_root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="rt-state-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def _own_state(_state_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have hubs record into a folder of the test's own, made when it is used, and never into a home directory."""
+    place = _state_root / secrets.token_hex(4)
+    monkeypatch.setenv("RANKTOP_STATE_DIR", str(place))
+    yield
+    if place.exists():
+        shutil.rmtree(place, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -242,6 +242,7 @@ def running(ranks: int, processes: int = 1, interval: float = 1.0) -> Iterator[R
     job = SimulatedJob(ranks)
     directory = job_directory(job.job.id)
     os.environ["RANKTOP_HUB_LINGER"] = "30"
+    os.environ.setdefault("RANKTOP_STATE_DIR", str(directory.parent.parent / "state"))
     ensure_hub(job.job, directory, wait=20.0)
     epoch = time.monotonic()
     share = -(-ranks // processes)

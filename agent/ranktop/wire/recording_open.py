@@ -1,0 +1,76 @@
+"""Opens a recording's file for reading, so that a crafted one can neither run anything nor cost much."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sqlite3
+import stat
+from pathlib import Path
+from typing import Final
+
+from ranktop.wire.codec import clean
+from ranktop.wire.recording_file import RecordingError
+
+_LIMIT_LENGTH: Final = 0
+"""``SQLITE_LIMIT_LENGTH``: bytes of a row."""
+_LONGEST: Final = 64 * 1024 * 1024
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Return a connection that only reads; RecordingError."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise RecordingError(f"{clean(str(path))} cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise RecordingError(f"{clean(str(path))} is not a file")
+    if not os.access(path, os.R_OK):
+        raise RecordingError(f"{clean(str(path))} cannot be read: permission denied")
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{_how(path)}", uri=True, timeout=2.0, isolation_level=None, check_same_thread=False
+    )
+    _limit(connection)
+    return connection
+
+
+def _how(path: Path) -> str:
+    """Return how SQLite is to open the file: without files beside it where those can't be made."""
+    if os.access(path.parent, os.W_OK):
+        return "mode=ro"
+    beside = {name: path.with_name(path.name + name) for name in ("-wal", "-journal", "-shm")}
+    if os.path.exists(beside["-shm"]):
+        return "mode=ro"  # of somebody who writes it
+    for name in ("-wal", "-journal"):
+        with contextlib.suppress(OSError):
+            if os.stat(beside[name]).st_size:
+                raise RecordingError(
+                    f"{clean(path.name)} was cut off and lies where nothing can be written: "
+                    f"copy it, with the {name} beside it, elsewhere"
+                )
+    return "mode=ro&immutable=1"
+
+
+def _limit(connection: sqlite3.Connection) -> None:
+    """Bound what a crafted file can cost."""
+    if hasattr(connection, "setlimit"):  # Python 3.11
+        connection.setlimit(_LIMIT_LENGTH, _LONGEST)
+
+
+def boot_id() -> str:
+    """Return what names this machine's present start, over which its monotonic clock runs."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return socket.gethostname()
+
+
+def runs(pid: int) -> bool:
+    """Tell whether a process of this machine runs."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return pid > 0
