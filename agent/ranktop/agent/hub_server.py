@@ -1,4 +1,4 @@
-"""The hub process: one thread, a socket for agents, a socket for viewers, no port open anywhere."""
+"""The hub process: one thread, a socket for agents, a socket for viewers; a port only in a job of several nodes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ import signal
 import socket
 import time
 import traceback
+from collections.abc import Callable
 from math import ceil
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import zmq
 
+from ranktop.agent.hub_nodes import HubNodes
 from ranktop.agent.hub_presence import Presence
-from ranktop.agent.hub_state import HubState
-from ranktop.agent.hub_viewers import Viewers
-from ranktop.wire.codec import (
-    WireError,
-    WrongVersion,
-    decode_ask,
-    encode_ack,
-    encode_batch,
-)
+from ranktop.agent.hub_state import HubState, possible
+from ranktop.agent.hub_viewers import Viewers, read_asks, send, send_answers
+from ranktop.wire.codec import BadMessage, WireError, WrongVersion, decode_body, decode_header, encode_ack
 from ranktop.wire.endpoints import (
     AGENTS_SOCKET,
     LOCK_FILE,
@@ -37,7 +34,8 @@ from ranktop.wire.endpoints import (
     socket_path,
     write_job_file,
 )
-from ranktop.wire.schema import MAX_MESSAGE, Ack, Batch, Job
+from ranktop.wire.nodes import Door, Doors
+from ranktop.wire.schema import MAX_MESSAGE, Ack, Header, Job
 
 LINGER: Final = 180.0
 """Seconds a hub stays after the last agent is gone; ``RANKTOP_HUB_LINGER`` overrides it."""
@@ -50,7 +48,7 @@ _SILENCE_EVERY: Final = 1.0
 _MAX_ERRORS: Final = 100
 """Failed turns in a row after which a hub gives up, so that a sound one can take over."""
 _AT_ONCE: Final = 512
-"""Messages read from one socket before the other gets its turn."""
+"""Messages of agents read before the viewers get their turn."""
 
 
 def serve(directory: Path, lock: int) -> int:
@@ -92,10 +90,20 @@ def _linger() -> float:
 class HubServer:
     """Sockets, signals and the clock around a HubState."""
 
-    def __init__(self, directory: Path, job: Job, started: float) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        job: Job,
+        started: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        signals: bool = True,
+    ) -> None:
+        """``signals``: whether the process is the hub's own, to be ended by SIGTERM."""
+        self._clock = clock
         self._directory = directory
         self._entry = JobFile.of(job, started, os.getpid())
-        now = time.monotonic()
+        now = self._clock()
         self.state = HubState(job, secrets.token_hex(8), now)
         self._viewers = Viewers(self.state)
         self._presence = Presence()
@@ -106,15 +114,17 @@ class HubServer:
         self._next_housekeeping = now
         self._next_silence = now
         self._stopping = False
-        self._catch_signals()
+        self._wakes: socket.socket | None = None
+        if signals:
+            self._catch_signals()
         self._note_replacement(now)
         # Before the sockets: a viewer takes a socket that answers for a job whose file is complete.
         write_job_file(directory, self._entry)
         self._open_sockets()
 
     def _catch_signals(self) -> None:
-        self._wake_in, self._wake_out = socket.socketpair()
-        for end in (self._wake_in, self._wake_out):
+        self._wakes, self._wake_out = socket.socketpair()
+        for end in (self._wakes, self._wake_out):
             end.setblocking(False)
         signal.set_wakeup_fd(self._wake_out.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGHUP, signal.SIGINT):
@@ -140,8 +150,10 @@ class HubServer:
         path = socket_path(self._directory, VIEWERS_SOCKET)
         self._inode = os.lstat(path).st_ino
         self._poller = zmq.Poller()
-        for source in (self._agents, self._visitors, self._wake_in, self._presence.fileno()):
-            self._poller.register(source, zmq.POLLIN)
+        for source in (self._agents, self._visitors, self._wakes, self._presence.fileno()):
+            if source is not None:
+                self._poller.register(source, zmq.POLLIN)
+        self.nodes = HubNodes(self.state, self._poller, log)
 
     def _router(self, name: str, queued: int) -> zmq.Socket[bytes]:
         router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
@@ -164,32 +176,41 @@ class HubServer:
     def _survived(self) -> bool:
         """Take one turn; a failure is logged and costs that turn only."""
         try:
-            self._turn()
+            self.turn()
         except Exception:
             log(traceback.format_exc())
             return False
         return True
 
-    def _turn(self) -> None:
-        ready = dict(self._poller.poll(ceil(self._timeout() * 1000)))
-        with contextlib.suppress(BlockingIOError):
-            self._wake_in.recv(64)
+    def turn(self, longest: float = 1.0) -> None:
+        """Wait for something to do, up to ``longest`` seconds, and do it."""
+        ready = dict(self._poller.poll(ceil(min(longest, self._timeout()) * 1000)))
+        if self._wakes is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._wakes.recv(64)
         if self._agents in ready:
             self._read_agents()
+        now = self._clock()
         if self._visitors in ready:
-            self._read_viewers()
-        now = time.monotonic()
+            read_asks(self._visitors, self._viewers, self.state, now)
+        self._serve_nodes(now)
         for seen, gone in self._presence.collect(now, self._presence.fileno() in ready):
             self.state.end_process(seen, gone.pid, gone.how, gone.code, gone.detail)
         if now >= self._next_silence:
             self._next_silence = now + _SILENCE_EVERY
             self._look_at_silent(now)
-        for address, batch in self._viewers.answers(now):
-            self._send(self._visitors, address, encode_batch(batch))
+        send_answers(self._visitors, self._viewers, now)
         self._consider_end(now)
         if now >= self._next_housekeeping:
             self._next_housekeeping = now + _HOUSEKEEPING
             self._keep_house()
+
+    def _serve_nodes(self, now: float) -> None:
+        """Let the other nodes have their turn; whatever fails there costs this node's ranks and viewers nothing."""
+        try:
+            self.nodes.turn(now)
+        except Exception:
+            log(traceback.format_exc())
 
     def _look_at_silent(self, now: float) -> None:
         """Tell what the process of a silent rank does: stopped, or alive without a word."""
@@ -200,9 +221,10 @@ class HubServer:
 
     def _timeout(self) -> float:
         """Seconds until something is due, at most 1."""
-        now = time.monotonic()
+        now = self._clock()
         ends = self._alone_since + self._stay if self._presence.alone else None
-        due = [when for when in (ends, self._presence.deadline(), self._viewers.deadline()) if when is not None]
+        others = (self._presence.deadline(), self._viewers.deadline(), self.nodes.deadline())
+        due = [when for when in (ends, *others) if when is not None]
         return max(0.0, min([*due, now + 1.0]) - now)
 
     def _read_agents(self) -> None:
@@ -212,23 +234,37 @@ class HubServer:
                 address, *frames = self._agents.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            acks[address] = self._take(frames)
+            ack = self._take(frames)
+            door = acks[address].door if address in acks else None
+            acks[address] = ack if door is None or ack.door is not None else msgspec.structs.replace(ack, door=door)
         for address, ack in acks.items():
-            self._send(self._agents, address, encode_ack(ack))
+            send(self._agents, address, encode_ack(ack))
 
     def _take(self, frames: list[bytes]) -> Ack:
         """Keep one message of an agent, and return what to answer."""
-        now = time.monotonic()
+        now = self._clock()
+        door: Door | None = None
         try:
             if len(frames) != 2:
                 raise WireError("not two frames")
-            header = self.state.accept(now, frames[0], frames[1])
+            header = decode_header(frames[0])
+            if header.kind == "doors":
+                door = self._meet(now, header, frames[1])
+            else:
+                self.state.accept(now, frames[0], frames[1])
         except WireError as error:
             self._refuse(now, error)
             return Ack(hub=self.state.hub)
         self._presence.follow(header, now)
         self._stay = self._linger
-        return Ack(hub=self.state.hub, want_card=self.state.wants_card(header), seq=header.seq)
+        return Ack(hub=self.state.hub, want_card=self.state.wants_card(header), seq=header.seq, door=door)
+
+    def _meet(self, now: float, header: Header, body: bytes) -> Door | None:
+        """Take word of the job's other nodes; returns this hub's door."""
+        message = decode_body(header, body)
+        if not isinstance(message, Doors) or not possible(header):
+            raise BadMessage("not what an agent says of nodes")
+        return self.nodes.take(message, now)
 
     def _refuse(self, now: float, error: WireError) -> None:
         self.state.refused += 1
@@ -240,32 +276,6 @@ class HubServer:
                 self.state.mark(now, "refused", detail + f"the {older} is older")
         elif self.state.refused in (1, 10, 100, 1000):
             log(f"refused message {self.state.refused}: {error}")
-
-    def _read_viewers(self) -> None:
-        for _ in range(_AT_ONCE):
-            try:
-                address, *frames = self._visitors.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            try:
-                if len(frames) != 1:
-                    raise WireError("not one frame")
-                self._viewers.ask(address, decode_ask(frames[0]), time.monotonic())
-            except WrongVersion:
-                # The prefix of any answer tells the viewer which side is older.
-                self.state.refused += 1
-                self._send(self._visitors, address, encode_batch(self._empty_batch()))
-            except WireError:
-                self.state.refused += 1
-
-    def _empty_batch(self) -> Batch:
-        state = self.state
-        return Batch(hub=state.hub, job=state.job, now=time.monotonic(), snapshot=False, last=-1)
-
-    def _send(self, router: zmq.Socket[bytes], address: bytes, data: bytes) -> None:
-        # A ROUTER drops what a full or vanished peer does not take.
-        with contextlib.suppress(zmq.ZMQError):
-            router.send_multipart((address, data), zmq.NOBLOCK)
 
     def _consider_end(self, now: float) -> None:
         if not self._presence.alone:
@@ -291,8 +301,10 @@ class HubServer:
 
     def close(self) -> None:
         """Let go of everything but the directory."""
-        signal.set_wakeup_fd(-1)
+        self.nodes.close()
         self._presence.close()
         self._context.destroy(linger=0)
-        self._wake_in.close()
-        self._wake_out.close()
+        if self._wakes is not None:
+            signal.set_wakeup_fd(-1)
+            self._wakes.close()
+            self._wake_out.close()

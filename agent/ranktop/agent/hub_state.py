@@ -1,7 +1,8 @@
 """What a hub knows: last messages and history of each rank, and a bounded stream for viewers to follow.
 
-Its memory is bounded: 32 MiB of stream, 64 MiB of the ranks' last samples (as much again for those of ranks that came
-back after an out-of-memory), 45 MB of history, and of each rank its newest card, device, stack and box.
+Its memory is bounded: 32 MiB of stream (as much again, at most, for what its own node says in a job of several nodes),
+64 MiB of the ranks' last samples (as much again for those of ranks that came back after an out-of-memory), 45 MB of
+history, and of each rank its newest card, device, stack and box.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ranktop.wire.codec import BadMessage, decode_body, decode_header, encode_bo
 from ranktop.wire.points import point_of
 from ranktop.wire.schema import Body, Box, Card, Device, End, Header, Item, Job, Mark, Sample, Stack
 
-__all__ = ["HubState", "Rank", "Stream", "item_bytes"]
+__all__ = ["HubState", "Rank", "Stream", "item_bytes", "possible"]
 
 MAX_RANKS: Final = 65536
 """Ranks from this number on are refused: no job has them, and each costs memory."""
@@ -31,6 +32,11 @@ MAX_LEFT: Final = 64 * 1024
 _FROM_AGENTS: Final = ("card", "sample", "device", "stack", "box", "end")
 _MARKS: Final = 32
 _FORMER: Final = 16
+
+
+def possible(header: Header) -> bool:
+    """Tell whether the numbers by which a header names a process can be."""
+    return 0 <= header.pid < 2**31 and 0 <= header.restart < 2**31 and 0 <= header.seq < 2**62
 
 
 @dataclass(slots=True)
@@ -63,6 +69,10 @@ class Stream:
             self._bytes -= item_bytes(self._items.popleft())
         return item
 
+    def copy(self) -> Stream:
+        """Return another stream that holds the same so far."""
+        return Stream(self.max_bytes, self.max_items, self.last, deque(self._items), self._bytes)
+
     def after(self, number: int, limit: int) -> list[Item]:
         """Return the items after ``number``, oldest first, up to about ``limit`` bytes and at least one."""
         count = min(self.last - number, len(self._items))
@@ -88,9 +98,13 @@ class HubState:
 
     def __init__(self, job: Job, hub: str, started: float) -> None:
         self.job = job
+        self.local_id = job.id
+        """By which this node's agents know the job; ``job.id`` is another one once other nodes are known."""
         self.hub = hub
         self.started = started
         self.stream = Stream()
+        self.own: Stream | None = None
+        """The part of the stream that comes from this node; None while all of it does (:meth:`part`)."""
         self.ranks: dict[int, Rank] = {}
         self.refused = 0
         self._marks: deque[Item] = deque(maxlen=_MARKS)
@@ -103,12 +117,12 @@ class HubState:
             raise BadMessage(f"agents send no {header.kind!r}")
         if not 0 <= header.rank < MAX_RANKS:
             raise BadMessage(f"rank {header.rank} is out of range")
-        if not (0 <= header.pid < 2**31 and 0 <= header.restart < 2**31 and 0 <= header.seq < 2**62):
+        if not possible(header):
             raise BadMessage("a number in the header is out of range")
         if header.kind in ("stack", "box") and len(body) > MAX_LEFT:
             raise BadMessage(f"a {header.kind} of {len(body)} bytes is too large (at most {MAX_LEFT})")
         message = decode_body(header, body)
-        if isinstance(message, Card) and message.job.id != self.job.id:
+        if isinstance(message, Card) and message.job.id != self.local_id:
             raise BadMessage("a card of another job")
         rank = self._life(header, t)
         if rank is not None:
@@ -117,6 +131,17 @@ class HubState:
         elif isinstance(message, (Box, End)):
             self._keep_late(header, message, t, head, body)
         return header
+
+    def part(self) -> None:
+        """Keep what this node's ranks say in a stream of its own too, from now on."""
+        if self.own is None:
+            self.own = self.stream.copy()
+
+    def _add(self, t: float, head: bytes, body: bytes) -> Item:
+        """Put what this node says into the stream."""
+        if self.own is not None:
+            self.own.add(t, head, body)
+        return self.stream.add(t, head, body)
 
     def _life(self, header: Header, t: float) -> Rank | None:
         """Return the rank in the life that the header names; None when a newer life has replaced it."""
@@ -139,7 +164,7 @@ class HubState:
         first = (isinstance(message, End) and rank.end is None) or (isinstance(message, Box) and rank.box is None)
         if isinstance(message, (Box, End)) and not first:
             return  # the first account stays
-        item = self.stream.add(t, head, body)
+        item = self._add(t, head, body)
         if isinstance(message, Sample):
             self._keep_sample(rank, message, item)
         elif isinstance(message, Card):
@@ -172,9 +197,9 @@ class HubState:
         if before is None or (before.restart, before.pid) != (header.restart, header.pid):
             return
         if isinstance(message, End) and before.end is None:
-            before.end = self.stream.add(t, head, body)
+            before.end = self._add(t, head, body)
         elif isinstance(message, Box) and before.box is None and known is not None and known.box is None:
-            before.box, known.fallen = self.stream.add(t, head, body), None
+            before.box, known.fallen = self._add(t, head, body), None
 
     def wants_card(self, header: Header) -> bool:
         """Tell whether the sender of a message should send its card again."""
@@ -187,7 +212,7 @@ class HubState:
         header = Header("mark", -1, 0, 0, self._mark_seq)
         self._mark_seq += 1
         body = encode_body(Mark(what=what, detail=detail))
-        self._marks.append(self.stream.add(t, encode_header(header), body))
+        self._marks.append(self._add(t, encode_header(header), body))
 
     def end_process(self, t: float, pid: int, how: str, code: int | None, detail: str) -> None:
         """Record the end of a process for the ranks in it that have not told of their end themselves."""
@@ -199,7 +224,7 @@ class HubState:
                 rank.seq += 1
                 header = Header("end", number, pid, rank.restart, rank.seq)
                 body = End(rank=number, how=how, code=code, detail=detail)
-                rank.end = self.stream.add(t, encode_header(header), encode_body(body))
+                rank.end = self._add(t, encode_header(header), encode_body(body))
 
     def silent(self, now: float) -> list[int]:
         """Return the ranks that have not ended and whose samples are overdue."""
@@ -213,10 +238,10 @@ class HubState:
         rank.process_word = word
         header = Header("mark", number, rank.pid, rank.restart, max(0, rank.seq))
         body = encode_body(Mark(what="process", detail=word))
-        rank.process = self.stream.add(t, encode_header(header), body)
+        rank.process = self._add(t, encode_header(header), body)
 
-    def snapshot(self) -> Iterator[Item]:
-        """Return all that is known now, in order: marks, then of each rank what follows.
+    def snapshot(self, *, own: bool = False) -> Iterator[Item]:
+        """Return all that is known now (``own``: of this node) in order: marks, then of each rank what follows.
 
         Of former lives: the samples before an out-of-memory and the box, the end, a mark that the present life began.
         Then card, history, device, the last samples, stack, box, process mark, end. Later messages do not show in it,
