@@ -17,12 +17,18 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from ranktop.agent.identity import Identity
+    from ranktop.agent.meeting import Meeting
     from ranktop.agent.sampler import Sampler
     from ranktop.agent.watch import Watch
 
 EXIT_DEADLINE: Final = 1.2
 """Seconds that the end of the process waits for the last words, at most: a script that dies on its first line does so
 before the hub is up. Usually they are gone within a few milliseconds."""
+
+MEETING_DEADLINE: Final = 0.5
+"""Seconds that the end of the process waits for a talk with the job's store, which takes milliseconds where the
+network is sound: a thread that is in torch's code while the interpreter ends could abort the process."""
 
 
 class _Agent:
@@ -47,6 +53,18 @@ class _Agent:
             self.watch = self.sampler.watch = watch
         except Exception as error:
             say(f"not following the model: {one_line(error)}")
+        self._meet()
+
+    def _meet(self) -> None:
+        """Look for the hubs of the job's other nodes, where there are any."""
+        meeting = self.sampler.meeting
+        if meeting is None:
+            return
+        try:
+            with _signals_blocked():
+                meeting.start()
+        except Exception as error:
+            say(f"not looking for the job's other nodes: {one_line(error)}")
 
     def stop(self) -> None:
         """Send the last words, take the hooks away, end the thread."""
@@ -56,6 +74,8 @@ class _Agent:
             return
         if self.how == "exit" and self.code is None:
             self._unhandled()
+        if self.sampler.meeting is not None:
+            self.sampler.meeting.stop(MEETING_DEADLINE)
         end = End(rank=self.sampler.identity.rank, how=self.how, code=self.code, detail=self.detail)
         if self.watch is not None:
             self.watch.remove()
@@ -145,11 +165,23 @@ def _start(script: str) -> None:
     with contextlib.suppress(RunDirectoryError, OSError):
         ensure_hub(identity.job, directory)
     sampler = Sampler(identity, directory, os.path.basename(script), _interval())
+    sampler.meeting = _meeting(identity)
     with _signals_blocked():
         sampler.start()
     _agent = _Agent(sampler)
     _register()
     when_torch_is_imported(_agent.torch_loaded)
+
+
+def _meeting(identity: Identity) -> Meeting | None:
+    """Return the thread that has the hubs of the job's nodes meet, not started; None in all ranks but one of a node."""
+    if identity.nodes < 2 or identity.local_rank != 0:
+        return None
+    # Before the script runs, whose own files might hide modules that this needs.
+    from ranktop.agent.meeting import Meeting
+    from ranktop.agent.store import wanted
+
+    return Meeting(identity) if wanted(os.environ) else None
 
 
 @contextlib.contextmanager

@@ -89,7 +89,7 @@ def discover(script: str, environ: Mapping[str, str] | None = None) -> Identity:
 
 
 def _nodes(env: Mapping[str, str], launcher: str, rank: int, size: int, local: int) -> tuple[int, int]:
-    """Return (this node's place, nodes of the job) by the launcher's word, else by ranks dealt out evenly; else 0, 0."""
+    """Return (this node's place, nodes of the job) as the launcher tells or by ranks dealt out evenly; else 0, 0."""
     if launcher in ("python", "spawn"):
         return 0, 0
     for place, count in _NODES:

@@ -16,6 +16,7 @@ import zmq
 from ranktop.agent.lifecycle import ensure_hub
 from ranktop.wire.codec import WireError, WrongVersion, decode_ack, encode_body, encode_header
 from ranktop.wire.endpoints import AGENTS_SOCKET, RunDirectoryError, check_directory, socket_path
+from ranktop.wire.nodes import Door, Doors
 from ranktop.wire.schema import MAX_MESSAGE, Ack, Box, Card, Device, End, Header, Job, Sample, Stack
 
 QUEUE_MESSAGES: Final = 256
@@ -24,11 +25,11 @@ QUEUE_MESSAGES: Final = 256
 HUB_SILENCE: Final = 3.0
 """Seconds without an answer to what was sent after which the hub counts as dead."""
 
-_KEPT: Final = ("card", "device")
+_KEPT: Final = ("card", "device", "doors")
 """Kinds of which a hub wants only the newest, and wants it again when it is a new hub."""
 _KINDS: Final[dict[type, str]] = {
     **{Card: "card", Sample: "sample", Device: "device"},
-    **{Stack: "stack", Box: "box", End: "end"},
+    **{Stack: "stack", Box: "box", End: "end", Doors: "doors"},
 }
 _SOCKET_QUEUE: Final = 64
 _DESCRIPTORS: Final = 24
@@ -55,6 +56,8 @@ class Publisher:
         """Messages dropped since the start, because the hub was not reading or they could not be encoded."""
         self.problem = ""
         """Why nothing arrives, in one line, when that is known."""
+        self.door: Door | None = None
+        """Where the hub takes connections of the job's other hubs, as it last said."""
         self._job = job
         self._life = (rank, pid, restart)
         self._directory = directory
@@ -81,7 +84,7 @@ class Publisher:
             return False
         return self._waiting_since is None or time.monotonic() - self._waiting_since < HUB_SILENCE
 
-    def send(self, body: Card | Sample | Device | Stack | Box | End) -> None:
+    def send(self, body: Card | Sample | Device | Stack | Box | End | Doors) -> None:
         """Queue a message and hand over what the hub takes at once. Never blocks, never raises."""
         if os.getpid() != self._owner:
             return
@@ -137,7 +140,7 @@ class Publisher:
         self._context = self._socket = None
         self._owner = -1
 
-    def _enqueue(self, body: Card | Sample | Device | Stack | Box | End) -> None:
+    def _enqueue(self, body: Card | Sample | Device | Stack | Box | End | Doors) -> None:
         kind = _KINDS[type(body)]
         # A message that cannot be encoded or sent leaves its gap in the numbers.
         seq, self._seq = self._seq, self._seq + 1
@@ -230,6 +233,7 @@ class Publisher:
                 break
             try:
                 ack = decode_ack(frames[0])
+                self.door = ack.door or self.door
             except WrongVersion as error:
                 # A hub is there, so none is to be started; it cannot read this, and says so to viewers.
                 self.problem = str(error)

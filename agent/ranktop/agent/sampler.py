@@ -32,6 +32,7 @@ from ranktop.wire.schema import Card, Cost, End, Sample, Table, Versions
 
 if TYPE_CHECKING:
     from ranktop.agent.facts import Facts
+    from ranktop.agent.meeting import Meeting
     from ranktop.agent.watch import Watch
 
 ANSWER_SECONDS: Final = 0.1
@@ -75,6 +76,8 @@ class Sampler(threading.Thread):
         self.identity = identity
         self.watch: Watch | None = None
         """Set once torch has been imported."""
+        self.meeting: Meeting | None = None
+        """Where the job has other nodes, in one rank of each."""
         self.failure: Failure | None = None
         """The out-of-memory that ends the script; None again once it has been told."""
         self._directory = directory
@@ -151,7 +154,17 @@ class Sampler(threading.Thread):
 
     def _attend(self, publisher: Publisher) -> None:
         publisher.pump()
+        self._hand_over_doors(publisher)
         self._look_for_a_stall(publisher)
+
+    def _hand_over_doors(self, publisher: Publisher) -> None:
+        """Carry between the hub and the thread that looks for the job's other hubs."""
+        if self.meeting is None:
+            return
+        self.meeting.answered(publisher.door)
+        news = self.meeting.take()
+        if news is not None:
+            publisher.send(news)
 
     def _look_for_a_stall(self, publisher: Publisher) -> None:
         stack = self._stalls.look(self.watch)
@@ -249,6 +262,8 @@ class Sampler(threading.Thread):
     def _notes(self) -> tuple[str, ...]:
         notes: list[str] = []
         watch = self.watch
+        if self.meeting is not None and self.meeting.problem:
+            notes.append(self.meeting.problem)
         if watch is None:
             notes.append("torch has not been imported yet")
         else:

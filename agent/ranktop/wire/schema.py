@@ -105,7 +105,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     local_size: int = 0
     """Ranks on this rank's node, by the launcher's word; 0 where it does not tell."""
     node_rank: int = 0
-    """The node's place among the job's, by which two of the same name are told apart; 0 where the launcher does not tell."""
+    """The node's place among the job's, which tells two of one name apart; 0 where the launcher does not tell."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
