@@ -62,6 +62,7 @@ class HubDoor:
         self.state = state
         self._known: frozenset[bytes] = frozenset()
         self._endpoints: list[str] = []
+        self._closed: list[str] = []
         self._shut_until: float | None = None
         self._knocking: dict[int, None] = {}
         """Descriptors of connections that have not shown a key yet, the oldest first."""
@@ -136,9 +137,14 @@ class HubDoor:
         if self._shut_until is None and len(self._knocking) > _MOST_KNOCKING:
             self._shut(now)
         elif self._shut_until is not None and now >= self._shut_until:
-            self._reopen()
+            self._reopen(now)
         read_asks(self._router, self.viewers, self.state, now)
         send_answers(self._router, self.viewers, now)
+
+    def deadline(self) -> float | None:
+        """Return when ``turn`` should be called at the latest; None when only the sockets matter."""
+        due = (self.viewers.deadline(), self._shut_until)
+        return min((when for when in due if when is not None), default=None)
 
     def close(self) -> None:
         """Close the port."""
@@ -175,16 +181,22 @@ class HubDoor:
                 self.state.refused += 1
 
     def _shut(self, now: float) -> None:
-        self._shut_until = now + _SHUT
+        self._shut_until, self._closed = now + _SHUT, list(self._endpoints)
         for endpoint in self._endpoints:
             with contextlib.suppress(zmq.ZMQError):
                 self._router.unbind(endpoint)
 
-    def _reopen(self) -> None:
-        self._shut_until = None
-        for endpoint in self._endpoints:
-            with contextlib.suppress(zmq.ZMQError):
-                self._router.bind(endpoint)
+    def _reopen(self, now: float) -> None:
+        self._closed = [endpoint for endpoint in self._closed if not self._bound(endpoint)]
+        self._shut_until = now + _SHUT if self._closed else None
+
+    def _bound(self, endpoint: str) -> bool:
+        try:
+            self._router.bind(endpoint)
+        except zmq.ZMQError as error:
+            # Those that were closed a moment ago may still have it; an address may be gone for good.
+            return error.errno != zmq.EADDRINUSE
+        return True
 
 
 def _raise_limit() -> None:

@@ -11,6 +11,7 @@ from typing import Final
 import zmq
 
 from ranktop.agent.hub_door import HubDoor, Keys
+from ranktop.agent.hub_gathering import Gathering
 from ranktop.agent.hub_state import HubState
 from ranktop.wire.codec import BadMessage, clean
 from ranktop.wire.nodes import Door, Doors
@@ -55,7 +56,7 @@ class HubNodes:
         self._log = log
         self._doors = Doors(node_rank=0)
         self._door: HubDoor | None = None
-        self._own: Door | None = None
+        self._gathering: Gathering | None = None
         self._problem = ""
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
 
@@ -69,7 +70,7 @@ class HubNodes:
             self._open()
         if self._door is None:
             return None
-        self._own = Door(
+        own = Door(
             node_rank=self._doors.node_rank,
             host=self._doors.host,
             addresses=self._advertised(),
@@ -79,19 +80,30 @@ class HubNodes:
             job_id=self._state.local_id,
         )
         self._door.admit(door.key for door in self._doors.doors)
-        return self._own
+        if self._gathering is not None:
+            self._gathering.meet(self._doors, own, now)
+        return own
 
-    def turn(self, now: float) -> None:
-        """Serve the door."""
+    def turn(self, now: float, asked_at: float) -> None:
+        """Serve the door and gather. ``asked_at``: when a viewer of this hub last asked."""
         if self._door is not None:
             self._door.turn(now)
+        if self._gathering is not None:
+            self._gathering.turn(now, asked_at)
 
     def deadline(self) -> float | None:
         """Return when ``turn`` should be called at the latest; None when only its sockets matter."""
-        return self._door.viewers.deadline() if self._door is not None else None
+        due = [part.deadline() for part in (self._door, self._gathering) if part is not None]
+        return min((when for when in due if when is not None), default=None)
+
+    def others_train(self, now: float, patience: float) -> bool:
+        """Tell whether ranks of other nodes of which this hub is to tell train on (``Gathering.ranks_live``)."""
+        return self._gathering is not None and self._gathering.ranks_live(now, patience)
 
     def close(self) -> None:
         """Close every port and connection."""
+        if self._gathering is not None:
+            self._gathering.close()
         if self._door is not None:
             self._door.close()
         if self._context is not None:
@@ -117,6 +129,7 @@ class HubNodes:
             return
         self._state.part()
         self._door = door
+        self._gathering = Gathering(self._context, self._keys, self._state, self._poller, self._log)
         for socket in door.sockets():
             self._poller.register(socket, zmq.POLLIN)
         self._log(f"port {door.port} takes connections of the hubs of the job's other nodes")

@@ -33,6 +33,10 @@ ITEM_OVERHEAD: Final = 200
 """Bytes that an item takes beyond its header and its body, roughly."""
 
 
+Life = tuple[int, int, int | None]
+"""Restart, pid, and by way of which other node's hub it is heard of: two nodes may have the same process ids."""
+
+
 def item_bytes(item: Item) -> int:
     """Bytes that an item costs in memory and, roughly, on the wire."""
     return len(item.header) + len(item.body) + ITEM_OVERHEAD
@@ -96,12 +100,21 @@ class Rank:
     process: Item | None = None
     """The last mark of that kind; dropped with the next sample."""
     process_word: str = ""
-    former: tuple[tuple[int, int], ...] = ()
-    """(restart, pid) of lives that this one has replaced; what they still had under way is ignored."""
+    former: tuple[Life, ...] = ()
+    """Lives that this one has replaced; what they still had under way is ignored."""
     before: Rank | None = None
     """The life before this one, for its end; with its box and samples when it left a box."""
     fallen: Rank | None = None
     """An earlier one than ``before``, the last that left a box; none once a later life leaves its own."""
+    way: int | None = None
+    """By way of which other node's hub this life is heard of; None for this node's own."""
+    sample_seq: int = -1
+    """Number of the newest sample of a rank of another node."""
+
+    @property
+    def life(self) -> Life:
+        """What tells this life from others of the rank."""
+        return self.restart, self.pid, self.way
 
     def silent(self, now: float) -> bool:
         """Tell whether samples are overdue of a rank that has not ended."""
@@ -113,7 +126,7 @@ class Rank:
         """Forget what this life left behind: a later one has left its own."""
         self.box, self.samples = None, Samples()
 
-    def succeeded(self, header: Header, t: float, former: tuple[tuple[int, int], ...]) -> Rank:
+    def succeeded(self, header: Header, t: float, former: tuple[Life, ...], way: int | None = None) -> Rank:
         """Return the next life of this rank, which keeps of this one what a viewer may still ask for."""
         fallen = self.before if self.before is not None and self.before.box is not None else self.fallen
         past = replace(self, card=None, device=None, stack=None, process=None, former=(), before=None, fallen=None)
@@ -121,7 +134,7 @@ class Rank:
             past.samples = Samples()
         else:
             fallen = None
-        return Rank(header.pid, header.restart, self.history, t, former=former, before=past, fallen=fallen)
+        return Rank(header.pid, header.restart, self.history, t, former=former, before=past, fallen=fallen, way=way)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,9 @@ from ranktop.wire.schema import MAX_MESSAGE, Ack, Header, Job
 LINGER: Final = 180.0
 """Seconds a hub stays after the last agent is gone; ``RANKTOP_HUB_LINGER`` overrides it."""
 
+_LOST_LINGERS: Final = 5.0
+"""Linger times for which ranks of a node that is lost count as training on."""
+
 _FIRST_WORD: Final = 15.0
 """Seconds a new hub waits for the first word of an agent."""
 _HOUSEKEEPING: Final = 2.0
@@ -110,6 +113,8 @@ class HubServer:
         self._wrong_versions: set[int] = set()
         self._stay = _FIRST_WORD
         self._linger = _linger()
+        self._alone = True
+        """Nobody is left of whom this hub is to tell."""
         self._alone_since = now
         self._next_housekeeping = now
         self._next_silence = now
@@ -208,7 +213,7 @@ class HubServer:
     def _serve_nodes(self, now: float) -> None:
         """Let the other nodes have their turn; whatever fails there costs this node's ranks and viewers nothing."""
         try:
-            self.nodes.turn(now)
+            self.nodes.turn(now, self._viewers.asked_at)
         except Exception:
             log(traceback.format_exc())
 
@@ -222,7 +227,7 @@ class HubServer:
     def _timeout(self) -> float:
         """Seconds until something is due, at most 1."""
         now = self._clock()
-        ends = self._alone_since + self._stay if self._presence.alone else None
+        ends = self._alone_since + self._stay if self._alone else None
         others = (self._presence.deadline(), self._viewers.deadline(), self.nodes.deadline())
         due = [when for when in (ends, *others) if when is not None]
         return max(0.0, min([*due, now + 1.0]) - now)
@@ -278,7 +283,8 @@ class HubServer:
             log(f"refused message {self.state.refused}: {error}")
 
     def _consider_end(self, now: float) -> None:
-        if not self._presence.alone:
+        self._alone = self._presence.alone and not self.nodes.others_train(now, _LOST_LINGERS * self._linger)
+        if not self._alone:
             self._alone_since = now
         elif now - self._alone_since >= self._stay:
             self._stopping = True
@@ -293,7 +299,7 @@ class HubServer:
             log("the job's directory was removed: this hub ends")
             self._stopping = True
             return
-        ended = self._presence.alone and bool(self.state.ranks)
+        ended = self._alone and bool(self.state.ranks)
         entry = JobFile.of(self.state.job, self._entry.started, os.getpid(), ended)
         if entry != self._entry:
             self._entry = entry

@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec.structs import replace
+
 from ranktop.agent.hub_history import PointRing
 from ranktop.agent.hub_ranks import SAMPLES_BYTES, Frozen, Rank, Shares, freeze, item_bytes
 from ranktop.wire.codec import BadMessage, decode_body, decode_header, encode_body, encode_header
+from ranktop.wire.nodes import Nodes
 from ranktop.wire.points import point_of
 from ranktop.wire.schema import Body, Box, Card, Device, End, Header, Item, Job, Mark, Sample, Stack
 
@@ -32,6 +35,32 @@ MAX_LEFT: Final = 64 * 1024
 _FROM_AGENTS: Final = ("card", "sample", "device", "stack", "box", "end")
 _MARKS: Final = 32
 _FORMER: Final = 16
+
+
+def read_message(head: bytes, body: bytes) -> tuple[Header, Body]:
+    """Read what an agent says; WireError when it cannot be used."""
+    header = decode_header(head)
+    if header.kind not in _FROM_AGENTS:
+        raise BadMessage(f"agents send no {header.kind!r}")
+    if not 0 <= header.rank < MAX_RANKS:
+        raise BadMessage(f"rank {header.rank} is out of range")
+    if not possible(header):
+        raise BadMessage("a number in the header is out of range")
+    if header.kind in ("stack", "box") and len(body) > MAX_LEFT:
+        raise BadMessage(f"a {header.kind} of {len(body)} bytes is too large (at most {MAX_LEFT})")
+    return header, decode_body(header, body)
+
+
+def _may_follow(known: Rank, header: Header, t: float, way: int | None) -> bool:
+    """Tell whether a message at ``t`` that names another life of a rank may begin it."""
+    if way == known.way:
+        return header.restart >= known.restart
+    # Ranks may move between nodes, but this node's word counts more than another's, and no two have the same rank.
+    if way is None:
+        return True
+    if known.end is not None:
+        return t > known.end.t
+    return known.way is not None and known.silent(t)
 
 
 def possible(header: Header) -> bool:
@@ -106,70 +135,91 @@ class HubState:
         self.own: Stream | None = None
         """The part of the stream that comes from this node; None while all of it does (:meth:`part`)."""
         self.ranks: dict[int, Rank] = {}
+        self.moves = 0
+        """How often a rank was first heard of, or heard of by way of another node than before."""
         self.refused = 0
-        self._marks: deque[Item] = deque(maxlen=_MARKS)
+        self._marks: deque[tuple[bool, Item]] = deque(maxlen=_MARKS)
+        """With whether they are this hub's own."""
+        self._nodes: Item | None = None
         self._mark_seq = 0
 
     def accept(self, t: float, head: bytes, body: bytes) -> Header:
         """Take a message from an agent; WireError when it cannot be used, and nothing has changed then."""
-        header = decode_header(head)
-        if header.kind not in _FROM_AGENTS:
-            raise BadMessage(f"agents send no {header.kind!r}")
-        if not 0 <= header.rank < MAX_RANKS:
-            raise BadMessage(f"rank {header.rank} is out of range")
-        if not possible(header):
-            raise BadMessage("a number in the header is out of range")
-        if header.kind in ("stack", "box") and len(body) > MAX_LEFT:
-            raise BadMessage(f"a {header.kind} of {len(body)} bytes is too large (at most {MAX_LEFT})")
-        message = decode_body(header, body)
-        if isinstance(message, Card) and message.job.id != self.local_id:
-            raise BadMessage("a card of another job")
-        rank = self._life(header, t)
+        header, message = read_message(head, body)
+        if isinstance(message, Card):
+            if message.job.id != self.local_id:
+                raise BadMessage("a card of another job")
+            message, body = self.as_of_this_job(message, body)
+        rank = self.life(header, t)
         if rank is not None:
             rank.seq = max(rank.seq, header.seq)
-            self._keep(rank, message, t, head, body)
+            if isinstance(message, Card):
+                self.job = message.job
+            self.keep(rank, message, t, head, body)
         elif isinstance(message, (Box, End)):
-            self._keep_late(header, message, t, head, body)
+            self.keep_late(header, message, t, head, body)
         return header
+
+    def as_of_this_job(self, card: Card, body: bytes) -> tuple[Card, bytes]:
+        """Return a card, and its bytes, as one of this job: the hub of another node has another id for it."""
+        if card.job.id == self.job.id:
+            return card, body
+        card = replace(card, job=replace(card.job, id=self.job.id))
+        return card, encode_body(card)
+
+    def rename(self, job_id: str) -> None:
+        """Have the job go by another id from now on, on the cards too."""
+        if job_id == self.job.id:
+            return
+        self.job = replace(self.job, id=job_id)
+        for number, rank in self.ranks.items():
+            if rank.card is not None:
+                card = decode_body(Header("card", number, 0, 0, 0), rank.card.body)
+                if isinstance(card, Card):
+                    rank.card = replace(rank.card, body=self.as_of_this_job(card, rank.card.body)[1])
 
     def part(self) -> None:
         """Keep what this node's ranks say in a stream of its own too, from now on."""
         if self.own is None:
             self.own = self.stream.copy()
 
-    def _add(self, t: float, head: bytes, body: bytes) -> Item:
-        """Put what this node says into the stream."""
-        if self.own is not None:
+    def add(self, t: float, head: bytes, body: bytes, *, own: bool = True) -> Item:
+        """Put a message into the stream. ``own``: it comes from this node."""
+        if own and self.own is not None:
             self.own.add(t, head, body)
         return self.stream.add(t, head, body)
 
-    def _life(self, header: Header, t: float) -> Rank | None:
-        """Return the rank in the life that the header names; None when a newer life has replaced it."""
-        life = (header.restart, header.pid)
+    def life(self, header: Header, t: float, way: int | None = None) -> Rank | None:
+        """Return the rank in the life that the header names; None when a newer life has replaced it.
+
+        ``way``: by which other node's hub it is heard of; None for this node's own, which always comes first.
+        """
+        life = (header.restart, header.pid, way)
         known = self.ranks.get(header.rank)
         if known is None:
-            rank = Rank(header.pid, header.restart, PointRing(self.job.world_size), t)
-        elif (known.restart, known.pid) == life:
+            rank = Rank(header.pid, header.restart, PointRing(self.job.world_size), t, way=way)
+        elif known.life == life:
             return known
-        elif header.restart < known.restart or life in known.former:
+        elif life in known.former or not _may_follow(known, header, t, way):
             return None
         else:
             # torchrun does not count a restart when nodes join or leave, so a new process is a new life as well.
-            former = (*known.former, (known.restart, known.pid))[-_FORMER:]
-            rank = known.succeeded(header, t, former)
+            rank = known.succeeded(header, t, (*known.former, known.life)[-_FORMER:], way)
+        if known is None or known.way != way:
+            self.moves += 1
         self.ranks[header.rank] = rank
         return rank
 
-    def _keep(self, rank: Rank, message: Body, t: float, head: bytes, body: bytes) -> None:
+    def keep(self, rank: Rank, message: Body, t: float, head: bytes, body: bytes) -> None:
+        """Keep a message of a rank's present life."""
         first = (isinstance(message, End) and rank.end is None) or (isinstance(message, Box) and rank.box is None)
         if isinstance(message, (Box, End)) and not first:
             return  # the first account stays
-        item = self._add(t, head, body)
+        item = self.add(t, head, body, own=rank.way is None)
         if isinstance(message, Sample):
             self._keep_sample(rank, message, item)
         elif isinstance(message, Card):
             rank.card, rank.heard = item, t
-            self.job = message.job
         elif isinstance(message, Device):
             rank.device = item
         elif isinstance(message, Stack):
@@ -190,16 +240,18 @@ class HubState:
         if rank.stack is not None and sample.step > rank.stack_step:
             rank.stack = None
 
-    def _keep_late(self, header: Header, message: Box | End, t: float, head: bytes, body: bytes) -> None:
+    def keep_late(
+        self, header: Header, message: Box | End, t: float, head: bytes, body: bytes, way: int | None = None
+    ) -> None:
         """Keep the last words of the life before the present one, should they come only now."""
         known = self.ranks.get(header.rank)
         before = known.before if known is not None else None
-        if before is None or (before.restart, before.pid) != (header.restart, header.pid):
+        if before is None or before.life != (header.restart, header.pid, way):
             return
         if isinstance(message, End) and before.end is None:
-            before.end = self._add(t, head, body)
+            before.end = self.add(t, head, body, own=way is None)
         elif isinstance(message, Box) and before.box is None and known is not None and known.box is None:
-            before.box, known.fallen = self._add(t, head, body), None
+            before.box, known.fallen = self.add(t, head, body, own=way is None), None
 
     def wants_card(self, header: Header) -> bool:
         """Tell whether the sender of a message should send its card again."""
@@ -207,28 +259,34 @@ class HubState:
         current = rank is not None and (rank.restart, rank.pid) == (header.restart, header.pid)
         return current and rank is not None and rank.card is None
 
-    def mark(self, t: float, what: str, detail: str) -> None:
-        """Put an event of the stream itself into the stream."""
+    def mark(self, t: float, what: str, detail: str, *, own: bool = True) -> None:
+        """Put an event of the stream itself into the stream. ``own``: of this hub's, not another's."""
         header = Header("mark", -1, 0, 0, self._mark_seq)
         self._mark_seq += 1
         body = encode_body(Mark(what=what, detail=detail))
-        self._marks.append(self._add(t, encode_header(header), body))
+        self._marks.append((own, self.add(t, encode_header(header), body, own=own)))
+
+    def tell_nodes(self, t: float, nodes: Nodes) -> None:
+        """Tell what can be seen of the job's nodes; viewers only, no other hub."""
+        header = Header("nodes", -1, 0, 0, self._mark_seq)
+        self._mark_seq += 1
+        self._nodes = self.add(t, encode_header(header), encode_body(nodes), own=False)
 
     def end_process(self, t: float, pid: int, how: str, code: int | None, detail: str) -> None:
-        """Record the end of a process for the ranks in it that have not told of their end themselves."""
+        """Record the end of a process of this node for the ranks in it that have not told of their end themselves."""
         for number, present in self.ranks.items():
             # The next life may be quicker than the news of how the one before ended.
             for rank in (present, present.before):
-                if rank is None or rank.pid != pid or rank.end is not None:
+                if rank is None or rank.pid != pid or rank.end is not None or rank.way is not None:
                     continue
                 rank.seq += 1
                 header = Header("end", number, pid, rank.restart, rank.seq)
                 body = End(rank=number, how=how, code=code, detail=detail)
-                rank.end = self._add(t, encode_header(header), encode_body(body))
+                rank.end = self.add(t, encode_header(header), encode_body(body))
 
     def silent(self, now: float) -> list[int]:
-        """Return the ranks that have not ended and whose samples are overdue."""
-        return [number for number, rank in self.ranks.items() if rank.silent(now)]
+        """Return the ranks of this node that have not ended and whose samples are overdue."""
+        return [number for number, rank in self.ranks.items() if rank.way is None and rank.silent(now)]
 
     def note_process(self, t: float, number: int, word: str) -> None:
         """Tell what a silent rank's process does, when that is news."""
@@ -238,7 +296,7 @@ class HubState:
         rank.process_word = word
         header = Header("mark", number, rank.pid, rank.restart, max(0, rank.seq))
         body = encode_body(Mark(what="process", detail=word))
-        rank.process = self._add(t, encode_header(header), body)
+        rank.process = self.add(t, encode_header(header), body, own=rank.way is None)
 
     def snapshot(self, *, own: bool = False) -> Iterator[Item]:
         """Return all that is known now (``own``: of this node) in order: marks, then of each rank what follows.
@@ -247,11 +305,14 @@ class HubState:
         Then card, history, device, the last samples, stack, box, process mark, end. Later messages do not show in it,
         however slowly it is consumed; they follow in the stream.
         """
-        ranks = sorted(self.ranks.items())
+        ranks = sorted((n, rank) for n, rank in self.ranks.items() if rank.way is None or not own)
         lives = (life for _, rank in ranks for life in (rank, rank.before, rank.fallen))
         shares = Shares.of(len(ranks), sum(life is not None and life.box is not None for life in lives))
         frozen = [freeze(number, rank, shares, self.stream.last) for number, rank in ranks]
-        return self._unfold(list(self._marks), frozen)
+        marks = [item for ours, item in self._marks if ours or not own]
+        if self._nodes is not None and not own:
+            marks.append(self._nodes)
+        return self._unfold(marks, frozen)
 
     @staticmethod
     def _unfold(marks: list[Item], ranks: list[Frozen]) -> Iterator[Item]:
