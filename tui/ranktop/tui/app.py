@@ -70,7 +70,10 @@ class RanktopApp(App[int]):
         ascii: bool | None = None,
         interval: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
+        place: str = "",
     ) -> None:
+        self.place = place
+        """The other machine whose jobs are looked for; empty: this one."""
         self.palette = choose(theme)
         super().__init__()
         if theme is None and self.console.color_system == "standard":
@@ -294,6 +297,7 @@ def run(
     theme: str | None = None,
     ascii: bool | None = None,
     interval: float = 0.5,
+    place: str = "",
 ) -> int:
     """Run the dashboard until it is quit and return its exit code; the source is closed at the end.
 
@@ -301,7 +305,7 @@ def run(
     """
     _collect_seldom()
     try:
-        app = RanktopApp(source, find=find, connect=connect, theme=theme, ascii=ascii, interval=interval)
+        app = RanktopApp(source, find=find, connect=connect, theme=theme, ascii=ascii, interval=interval, place=place)
     except ValueError as error:
         print(f"ranktop: {error}", file=sys.stderr)
         return 2

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from ranktop.tui.cli import NONE, USAGE, fail, matching
+from ranktop.tui.remote import flags
 
 if TYPE_CHECKING:
     from ranktop.wire.endpoints import Found, JobEntry
@@ -37,6 +38,11 @@ JobOption = Annotated[
 ]
 
 
+ThemeOption = Annotated[str | None, typer.Option(help="dark, light, ansi, ansi-dark, ansi-light or none.")]
+
+AsciiOption = Annotated[bool | None, typer.Option("--ascii/--no-ascii", help="Draw without Unicode.")]
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -49,8 +55,8 @@ def _version(wanted: bool) -> None:
 def dashboard(
     context: typer.Context,
     job: JobOption = None,
-    theme: Annotated[str | None, typer.Option(help="dark, light, ansi, ansi-dark, ansi-light or none.")] = None,
-    ascii_only: Annotated[bool | None, typer.Option("--ascii/--no-ascii", help="Draw without Unicode.")] = None,
+    theme: ThemeOption = None,
+    ascii_only: AsciiOption = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
@@ -92,15 +98,45 @@ def dashboard(
 
 
 @app.command()
+def watch(
+    target: flags.Target,
+    job: JobOption = None,
+    options: flags.Options = None,
+    port: flags.Port = None,
+    jump: flags.Jump = None,
+    identity: flags.Identity = None,
+    config: flags.Config = None,
+    remote_command: flags.RemoteCommand = None,
+    theme: ThemeOption = None,
+    ascii_only: AsciiOption = None,
+) -> None:
+    """Open the dashboard on a job of another machine, by way of your own ssh; no port is opened anywhere.
+
+    Exit codes: 0 quit, 1 ssh or ranktop there cannot be used, 2 bad usage, 3 no such job.
+    """
+    way = flags.way(target, options, remote_command, port=port, jump=jump, identity=identity, config=config)
+    from ranktop.tui.remote.watch import watch as run
+
+    raise typer.Exit(run(way, job, theme=theme, ascii=ascii_only))
+
+
+@app.command()
 def status(
+    target: flags.MaybeTarget = None,
     job: JobOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print the documented JSON instead of a table.")] = False,
     fail_on: Annotated[
         str | None,
         typer.Option(metavar="warning|critical", help="Exit code 1 when a finding is at least that grave."),
     ] = None,
+    options: flags.Options = None,
+    port: flags.Port = None,
+    jump: flags.Jump = None,
+    identity: flags.Identity = None,
+    config: flags.Config = None,
+    remote_command: flags.RemoteCommand = None,
 ) -> None:
-    """Print what all ranks of the jobs on this machine say now, and which of them is out of line.
+    """Print what all ranks of the jobs on a machine say now, and which of them is out of line.
 
     Exit codes: 0 a job was found, 1 a finding as grave as --fail-on says (or something went wrong), 2 bad usage,
     3 no job.
@@ -110,6 +146,11 @@ def status(
 
     if fail_on is not None and fail_on not in FAIL_ON:
         fail(f"--fail-on takes {' or '.join(FAIL_ON)}, not {fail_on!r}", USAGE)
+    if target is not None:
+        from ranktop.tui.remote.passing import pass_on, words
+
+        way = flags.way(target, options, remote_command, port=port, jump=jump, identity=identity, config=config)
+        raise typer.Exit(pass_on(way, words("status", job=job, json=json, fail_on=fail_on)))
     raise typer.Exit(print_status(job, as_json=json, fail_on=fail_on))
 
 

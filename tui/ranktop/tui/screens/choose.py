@@ -57,10 +57,12 @@ class StartScreen(Screen[None]):
         """Draw what is known now."""
         width, height = self.size
         if self.found is not None and len(self.found.jobs) > 1:
-            lines = choose_lines(self.found, self._chosen, self.app.glyphs, width, height)
+            lines = choose_lines(self.found, self._chosen, self.app.glyphs, width, height, self.app.place)
         else:
             problems = self.found.problems if self.found else []
-            lines = waiting_lines(problems, self.app.trouble, self.app.waited(), self.app.glyphs, width, height)
+            lines = waiting_lines(
+                problems, self.app.trouble, self.app.waited(), self.app.glyphs, width, height, self.app.place
+            )
         self.query_one("#text", Lines).show(lines, self.app.palette)
 
     def _jobs(self) -> list[JobEntry]:

@@ -45,10 +45,26 @@ MOST: Final = 0.08
 class HubSource:
     """Follows the hub of one job. ``drain`` is called about ten times a second."""
 
-    def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """``directory`` is the job's own, as ``find_jobs`` gives it."""
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        patience: float = LOST_AFTER,
+        relayed: bool = False,
+    ) -> None:
+        """``directory`` is the job's own, as ``find_jobs`` gives it.
+
+        ``patience``: seconds that an answer may be overdue before the connection is made anew. ``relayed``: something
+        stands between that takes connections whether or not a hub is behind it, as ssh does.
+        """
         self._directory = directory
         self._clock = clock
+        self._patience = patience
+        self._relayed = relayed
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._hubs_met = 0
+        """Hubs that have answered this socket's handshake; the question went to the first."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._hub = ""
@@ -74,6 +90,8 @@ class HubSource:
         out: list[Received | Reset | Whole] = []
         if self._closed:
             return out
+        if self._met_another():
+            self._connect()
         until = time.perf_counter() + MOST
         while True:
             frames = self._receive()
@@ -84,7 +102,7 @@ class HubSource:
                 break
             if frames is None and not (self._behind and self._socket.poll(max(1, int(left * 1000)))):
                 break
-        if self._clock() - self._asked_at > ASK_WAIT + LOST_AFTER:
+        if self._clock() - self._asked_at > ASK_WAIT + self._patience:
             self._note_silence()
             self._connect()
         return out
@@ -108,6 +126,11 @@ class HubSource:
         age = None if self._answered_at is None else max(0.0, self._clock() - self._answered_at)
         return Link(state=self._state, detail=self._detail, age=age, lost=self._lost, bad=self._bad + self._refused)
 
+    def reconnect(self) -> None:
+        """Make the connection anew at once: the way to the hub is another one."""
+        if not self._closed:
+            self._connect()
+
     def close(self) -> None:
         """Let go of the connection at once; the hub forgets this viewer by itself."""
         self._closed = True
@@ -117,6 +140,9 @@ class HubSource:
     def _connect(self) -> None:
         """Begin a new connection; the old one's answer, should there be one, is no longer waited for."""
         if self._socket is not None:
+            if self._monitor is not None:
+                self._socket.disable_monitor()
+                self._monitor, self._hubs_met = None, 0
             self._socket.close(linger=0)
             self._socket = None
         self._asked_at = self._clock()
@@ -130,11 +156,20 @@ class HubSource:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.maxmsgsize = MAX_BATCH
-        self._socket.reconnect_ivl = 100
+        self._socket.reconnect_ivl = 400 if self._relayed else 100
+        if self._relayed:
+            self._monitor = self._socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
         self._socket.connect(address)
         if self._since < 0:
             self._hub = ""  # a snapshot that was cut off begins anew
         self._ask()
+
+    def _met_another(self) -> bool:
+        """Tell whether the connection was lost and has come back by itself: what was asked for is lost with it."""
+        while self._monitor is not None and self._monitor.poll(0):
+            self._monitor.recv_multipart()
+            self._hubs_met += 1
+        return self._hubs_met > 1
 
     def _ask(self) -> None:
         self._asked_at = self._clock()

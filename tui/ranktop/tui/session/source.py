@@ -52,6 +52,8 @@ class Link:
     """Messages that the hub no longer held when they were asked for."""
     bad: int = 0
     """Messages that could not be read."""
+    place: str = ""
+    """The other machine that the job runs on, as a person named it; empty for this one."""
 
 
 class Source(Protocol):

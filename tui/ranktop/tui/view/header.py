@@ -14,13 +14,16 @@ from ranktop.tui.view.options import MOMENT_WORDS, Options
 from ranktop.tui.view.plan import strategy
 from ranktop.tui.view.rows import Table
 from ranktop.tui.view.status import SHORT, end_sentence, job_state
-from ranktop.tui.view.text import Glyphs, Line, Span, beside, count, duration, length, merge, pad, plain, seconds
+from ranktop.tui.view.text import Glyphs, Line, Span, beside, count, duration, fit, length, merge, pad, plain, seconds
 
 NOTICE_SECONDS: Final = 60.0
 """How long a mark is told in the line of hints."""
 
 GAP: Final = 4
 """Cells at least between what stands left and right in a title; the label of a simulated job takes two of them."""
+
+PLACE: Final = 24
+"""Cells at most for the name of another machine."""
 
 HINTS: Final = (
     ("?", "help"), ("q", "quit"), ("i", "imbalance"), ("s", "strategies"), ("!", "findings"), ("d", "device"),
@@ -102,7 +105,12 @@ def progress(snapshot: Snapshot, options: Options) -> Line:
 
 
 def link_words(link: Link, snapshot: Snapshot, glyphs: Glyphs) -> Line:
-    """Say how alive the link to the job is."""
+    """Say how alive the link to the job is, and to which machine where it is another one."""
+    words = _link_state(link, snapshot, glyphs)
+    return merge([(f"{fit(plain(link.place), PLACE).rstrip()} ", "head"), *words]) if link.place else words
+
+
+def _link_state(link: Link, snapshot: Snapshot, glyphs: Glyphs) -> Line:
     if link.state == "live":
         if snapshot.state == "ended":
             return ((f"{glyphs.waiting} link to ended job", "head"),)

@@ -31,13 +31,18 @@ def _problems(problems: list[str], glyphs: Glyphs, width: int) -> list[Line]:
     return lines
 
 
+def fit_place(place: str) -> str:
+    """Return the words for the machine that is looked at, so long that the sentence around it fits."""
+    return fit(plain(place), 30).rstrip() if place else "this machine"
+
+
 def waiting_lines(
-    problems: list[str], trouble: str, waited: float, glyphs: Glyphs, width: int, height: int
+    problems: list[str], trouble: str, waited: float, glyphs: Glyphs, width: int, height: int, place: str = ""
 ) -> list[Line]:
     """Say that there is no job yet, how to attach one, and what stood in the way."""
     body: list[Line] = [
         (),
-        (("  No job with ranktop's agent on this machine yet; it appears here by itself.", "text"),),
+        ((f"  No job with ranktop's agent on {fit_place(place)} yet; it appears here by itself.", "text"),),
         (),
         (("  Attach to a script without changing it:", "label"),),
         ((f"    {TORCHRUN}", "accent"),),
@@ -53,8 +58,8 @@ def waiting_lines(
     return _framed(body, title, "? help  t theme  q quit", width, height)
 
 
-def choose_lines(found: Found, chosen: str, glyphs: Glyphs, width: int, height: int) -> list[Line]:
-    """List the jobs of this machine with the chosen one marked."""
+def choose_lines(found: Found, chosen: str, glyphs: Glyphs, width: int, height: int, place: str = "") -> list[Line]:
+    """List the jobs of a machine, this one when ``place`` is empty, with the chosen one marked."""
     body: list[Line] = [(), (("    job                       ranks  started   id", "label"),)]
     ids = [job.id for job in found.jobs]
     room = max(1, height - 5)
@@ -70,7 +75,8 @@ def choose_lines(found: Found, chosen: str, glyphs: Glyphs, width: int, height: 
         body.append(pad([(f"  {mark} ", "cursor"), (fit(text, max(0, width - 4)), style)], width))
     body.append(())
     body += _problems(found.problems, glyphs, width)
-    lines = _framed(body, "several jobs: which one?", "up/down choose  enter attach  q quit", width, height)
+    title = f"several jobs on {plain(place)}: which one?" if place else "several jobs: which one?"
+    lines = _framed(body, title, "up/down choose  enter attach  q quit", width, height)
     if len(ids) > room and lines:
         lines[0] = beside(lines[0], ((f"{top + 1}-{top + room} of {len(ids)} ", "head"),), width, "head")
     return lines

@@ -1,0 +1,69 @@
+"""The arguments of every command that takes a target, and the way to the far side that they mean."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ranktop.tui.cli import USAGE, fail
+
+if TYPE_CHECKING:
+    from ranktop.tui.remote.ssh import Ssh
+
+TARGET = "[USER@]HOST[:PORT]"
+
+Target = Annotated[str, typer.Argument(metavar=TARGET, help="The machine, as ssh knows it; also ssh://.")]
+
+MaybeTarget = Annotated[
+    str | None, typer.Argument(metavar=f"[{TARGET}]", help="Another machine, by ssh; this one where it is left out.")
+]
+
+Options = Annotated[
+    list[str] | None, typer.Option("-o", metavar="KEY=VALUE", help="An option for ssh, as ssh -o; may be repeated.")
+]
+
+Port = Annotated[int | None, typer.Option("-p", min=1, max=65535, metavar="PORT", help="As ssh -p.")]
+
+Jump = Annotated[str | None, typer.Option("-J", metavar="HOST", help="As ssh -J.")]
+
+Identity = Annotated[str | None, typer.Option("-i", metavar="FILE", help="As ssh -i.")]
+
+Config = Annotated[str | None, typer.Option("-F", metavar="FILE", help="As ssh -F.")]
+
+RemoteCommand = Annotated[
+    str | None,
+    typer.Option(
+        "--remote-command",
+        metavar="CMD",
+        help="How ranktop is run there, where it is not found by itself: /path/to/venv/bin/ranktop.",
+    ),
+]
+
+
+def way(
+    target: str,
+    options: list[str] | None = None,
+    remote_command: str | None = None,
+    *,
+    port: int | None = None,
+    jump: str | None = None,
+    identity: str | None = None,
+    config: str | None = None,
+) -> Ssh:
+    """Return the way to a machine; exits with one line and code 2 for what is none."""
+    from ranktop.tui.remote.ssh import Ssh, SshError
+    from ranktop.tui.remote.target import TargetError, parse_target
+
+    command = remote_command or os.environ.get("RANKTOP_REMOTE_COMMAND") or None
+    try:
+        place = parse_target(target)
+        if port is not None and place.port not in (None, port):
+            fail(f"{target!r} and -p {port} name different ports", USAGE)
+        place = type(place)(place.host, place.user, place.port or port)
+        ssh = Ssh(place, tuple(options or ()), jump, identity, config, command)
+        ssh.check()
+    except (TargetError, SshError) as error:
+        fail(str(error), USAGE)
+    return ssh
