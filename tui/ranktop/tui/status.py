@@ -34,6 +34,8 @@ def print_status(wanted: str | None, *, as_json: bool, fail_on: str | None = Non
     """
     found = find_jobs()
     jobs = matching(found.jobs, wanted)
+    if wanted is not None and not jobs:
+        return _past(found, wanted, as_json=as_json, fail_on=fail_on)
     sessions = [session for entry in jobs if (session := ask(entry)) is not None]
     snapshots = [session.snapshot() for session in sessions]
     for problem in found.problems:
@@ -48,6 +50,23 @@ def print_status(wanted: str | None, *, as_json: bool, fail_on: str | None = Non
     if not sessions:
         return NONE
     return FAILED if fail_on and any(reaches(snapshot.findings, fail_on) for snapshot in snapshots) else FOUND
+
+
+def _past(found: Found, wanted: str, *, as_json: bool, fail_on: str | None) -> int:
+    """Tell of a job that is no longer live; the exit code."""
+    from ranktop.tui.past import print_past
+    from ranktop.tui.runs import NoRun, find_run
+
+    for problem in found.problems:
+        print(f"ranktop: {clean(problem)}", file=sys.stderr)
+    try:
+        return print_past(find_run(wanted), schema=SCHEMA, as_json=as_json, fail_on=fail_on)
+    except NoRun as error:
+        if as_json and error.code == NONE:
+            print(json.dumps({"schema": SCHEMA, "jobs": []}, indent=2))
+        text = nothing_found(found, wanted) if error.code == NONE and found.jobs else f"ranktop: {error}"
+        print(text, file=sys.stderr)
+        return error.code
 
 
 def nothing_found(found: Found, wanted: str | None) -> str:
@@ -76,7 +95,7 @@ def ask(entry: JobEntry) -> Asked | None:
         while time.monotonic() < deadline:
             source.poll(0.1)
             session.feed(source.drain())
-            if source.caught_up and session.ranks:
+            if source.caught_up and session.ranks and not any(node.asking for node in session.nodes.views):
                 return session
     finally:
         source.close()

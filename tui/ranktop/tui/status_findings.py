@@ -37,6 +37,13 @@ def beginning(finding: Finding, snapshot: Snapshot) -> tuple[float | None, int |
 def finding_json(finding: Finding, snapshot: Snapshot) -> dict[str, Any]:
     """Return one finding in the documented form."""
     seconds, step = beginning(finding, snapshot)
+    facts = finding_facts(finding)
+    since = {"seconds": seconds, "step": step} if (seconds, step) != (None, None) else None
+    return {name: value if name != "since" else since for name, value in facts.items()}
+
+
+def finding_facts(finding: Finding) -> dict[str, Any]:
+    """Return a finding without the time at which it is looked at: ``since`` is null."""
     return {
         "rule": finding.rule,
         "severity": finding.severity,
@@ -45,7 +52,7 @@ def finding_json(finding: Finding, snapshot: Snapshot) -> dict[str, Any]:
         "sentence": finding.sentence,
         "evidence": [{"name": fact.name, "value": _finite(fact.value), "unit": fact.unit} for fact in finding.evidence],
         "advice": finding.advice,
-        "since": {"seconds": seconds, "step": step} if (seconds, step) != (None, None) else None,
+        "since": None,
         "confidence": finding.confidence,
         "peers": list(finding.peers),
     }

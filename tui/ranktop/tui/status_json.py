@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ranktop.budget.terms import CATEGORIES, MOMENTS, NOT_BUDGETED, STATES, Amount, Memory
+from ranktop.tui.session.nodes import host_of
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.status_device import allocator_json, device_json, strays_json
@@ -35,9 +36,29 @@ def job_json(snapshot: Snapshot, job_id: str = "") -> dict[str, Any]:
         "strategy": strategy_json(snapshot),
         "step": snapshot.step,
         "step_seconds": snapshot.step_seconds,
+        "nodes": nodes_json(snapshot),
         "ranks": [rank_json(view, snapshot) for view in snapshot.ranks],
         "findings": [finding_json(finding, snapshot) for finding in snapshot.findings],
+        "recording": None,
     }
+
+
+def nodes_json(snapshot: Snapshot) -> list[dict[str, Any]] | None:
+    """Return the nodes as the hub that was asked sees them; None for a job of one."""
+    if not snapshot.nodes:
+        return None
+    return [
+        {
+            "node_rank": node.node_rank,
+            "host": node.host or None,
+            "state": node.state,
+            "since_s": max(0.0, snapshot.now - node.since),
+            "ranks": list(node.ranks),
+            "missed": node.missed,
+            "detail": node.detail,
+        }
+        for node in snapshot.nodes
+    ]
 
 
 def strategy_json(snapshot: Snapshot) -> dict[str, Any]:
@@ -83,7 +104,8 @@ def rank_json(view: RankView, snapshot: Snapshot) -> dict[str, Any]:
     return {
         "rank": view.rank,
         "local_rank": card.local_rank if card else None,
-        "node": card.node if card else None,
+        "node": host_of(card) if card else None,
+        "node_rank": card.node_rank if card else None,
         "pid": card.pid if card else None,
         "pids": list(card.pids or (card.pid,)) if card else None,
         "restart": view.restart,
@@ -160,7 +182,9 @@ def _other_reasons(view: RankView) -> dict[str, str]:
     """Say why what the rank says of itself and readings of the device beside its memory are null."""
     found: dict[str, str] = {}
     if view.card is None:
-        found.update(dict.fromkeys(("local_rank", "node", "pid", "pids"), "this rank has not reported yet"))
+        found.update(
+            dict.fromkeys(("local_rank", "node", "node_rank", "pid", "pids"), "this rank has not reported yet")
+        )
     device = view.card.device if view.card else None
     if device is None or device.uuid is None:
         known = device is not None and device.kind == "host"

@@ -1,0 +1,1 @@
+"""``ranktop compare``: runs beside each other, aligned by step."""

@@ -1,0 +1,193 @@
+"""The rows of a comparison as text, the same for the terminal and for Markdown: heads, numbers, differences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ranktop.budget.terms import BUDGETED
+from ranktop.tui.compare.comparison import Comparison
+from ranktop.tui.compare.side import PHASES, Side
+from ranktop.tui.compare.spread import Difference, Spread
+from ranktop.tui.compare.verdict import percent
+from ranktop.tui.view.text import GIB, Unit, count, human, seconds, short_count, unit_for
+
+DASH: Final = "–"
+ABOUT: Final = "≈"
+"""Before a difference that is within noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A text and what it means: ``good``, ``bad``, ``dim``, ``bold`` or nothing."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """One line: a name, and per run (expected, measured) and the difference to the first run."""
+
+    name: str
+    expected: tuple[Cell, ...]
+    measured: tuple[Cell, ...]
+    away: tuple[Cell, ...]
+    """One for every run but the first."""
+    strong: bool = False
+
+
+NOTHING: Final = Cell(DASH, "dim")
+
+
+def memory_unit(comparison: Comparison) -> Unit:
+    """Return the unit of all sizes of the memory table."""
+    sizes = [size for one in comparison.sides if (size := comparison.needs(one)) is not None]
+    sizes += [one.held.held for one in comparison.sides if one.held is not None]
+    largest = max(sizes, default=0)
+    return Unit("GiB", GIB) if largest >= 2 * GIB else unit_for(largest)
+
+
+def memory_rows(comparison: Comparison, unit: Unit) -> list[TableRow]:
+    """Return a row per category of the fullest rank at its peak, their sum, and what the device needs."""
+    sides = comparison.sides
+    rows = [_category(comparison, name, unit) for name in BUDGETED]
+    rows.append(_held(comparison, unit))
+    if comparison.by_peak:
+        measured = tuple(_size(comparison.needs(one), unit, "bold") for one in sides)
+        away = tuple(_bytes_away(comparison.needs_differ(other), unit) for other in comparison.others)
+        rows.append(TableRow("needs", (Cell(""),) * len(sides), measured, away, strong=True))
+    rows.append(_category(comparison, "cache", unit))
+    return [row for row in rows if any(cell.text not in ("", DASH) for cell in (*row.expected, *row.measured))]
+
+
+def _category(comparison: Comparison, name: str, unit: Unit) -> TableRow:
+    expected, measured = [], []
+    for one in comparison.sides:
+        held = one.held
+        amount = held.expected.get(name) if held is not None else None
+        expected.append(_size(amount.bytes if amount is not None else None, unit, "dim"))
+        measured.append(_size(getattr(held.memory, name) if held is not None else None, unit))
+    away = tuple(_bytes_away(comparison.category_differs(name, other), unit) for other in comparison.others)
+    blank = (Cell(""),) * len(expected)
+    return TableRow(name, blank if name == "cache" else tuple(expected), tuple(measured), away)
+
+
+def _held(comparison: Comparison, unit: Unit) -> TableRow:
+    """Without the running peak it is what a device needs."""
+    sides = comparison.sides
+    last = not comparison.by_peak
+    measured = tuple(_size(one.held.held if one.held else None, unit, "bold" if last else "") for one in sides)
+    expected = tuple(_size(one.held.expected_sum if one.held else None, unit, "dim") for one in sides)
+    away = []
+    for other in comparison.others:
+        if last:
+            away.append(_bytes_away(comparison.needs_differ(other), unit))
+        elif comparison.base.held is None or other.held is None:
+            away.append(NOTHING)
+        else:
+            away.append(_bytes_away(Difference(float(other.held.held - comparison.base.held.held), None, 0.0), unit))
+    return TableRow("needs" if last else "at the peak", expected, measured, tuple(away), strong=last)
+
+
+def _size(value: int | None, unit: Unit, style: str = "") -> Cell:
+    if value is None:
+        return NOTHING
+    return Cell(_number(value / unit.bytes), style)
+
+
+def _number(value: float) -> str:
+    if value == 0:
+        return "0"
+    if abs(value) < 0.005:
+        return "<.01" if value > 0 else "-<.01"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _bytes_away(away: Difference | None, unit: Unit) -> Cell:
+    if away is None:
+        return NOTHING
+    if away.away == 0:
+        return Cell("0", "dim")
+    text = f"{'+' if away.away > 0 else '-'}{_number(abs(away.away) / unit.bytes)}"
+    if not away.real:
+        return Cell(f"{ABOUT}{text}", "dim")
+    return Cell(text, "bad" if away.away > 0 else "good")
+
+
+TIME_NAMES: Final = (("seconds", "step, s"), *((phase, f"  {phase}") for phase in PHASES))
+
+
+def time_rows(comparison: Comparison) -> list[TableRow]:
+    """Return step time and phases with their spread, tokens a second, and what is sent in a step."""
+    sides = comparison.sides
+    blank = (Cell(""),) * len(sides)
+    rows = []
+    for name, head in TIME_NAMES:
+        strong = name == "seconds"
+        measured = tuple(_time(one.times.get(name), spread=strong) for one in sides)
+        away = tuple(_share_away(comparison, name, other, more_is_bad=True) for other in comparison.others)
+        rows.append(TableRow(head, blank, measured, away, strong=strong))
+    unit = sides[0].token_unit
+    measured = tuple(_rate(one.times.get("rate")) for one in sides)
+    away = tuple(_share_away(comparison, "rate", other, more_is_bad=False) for other in comparison.others)
+    rows.append(TableRow(f"{unit}/s", blank, measured, away, strong=True))
+    rows += [_sent(comparison), _calls(comparison)]
+    return [row for row in rows if any(cell.text not in ("", DASH) for cell in row.measured)]
+
+
+def _time(value: Spread | None, *, spread: bool) -> Cell:
+    if value is None:
+        return NOTHING
+    told = f"{seconds(value.middle)} ±{percent(value.share or 0.0)}" if spread else seconds(value.middle)
+    return Cell(told, "bold" if spread else "")
+
+
+def _rate(value: Spread | None) -> Cell:
+    if value is None:
+        return NOTHING
+    return Cell(count(round(value.middle)) if value.middle >= 100 else f"{value.middle:.3g}", "bold")
+
+
+def _share_away(comparison: Comparison, name: str, other: Side, *, more_is_bad: bool) -> Cell:
+    away = comparison.time_differs(name, other)
+    if away is None or away.share is None:
+        return NOTHING
+    text = f"{'+' if away.away > 0 else '-'}{percent(away.share)}"
+    if not away.real:
+        return Cell(f"{ABOUT}{text}", "dim")
+    return Cell(text, "bad" if (away.away > 0) == more_is_bad else "good")
+
+
+def _sent(comparison: Comparison) -> TableRow:
+    """What the rules say that a rank sends: no counter of the network is read."""
+    sides = comparison.sides
+    measured = tuple(NOTHING if one.sent.bytes is None else Cell(human(one.sent.bytes)) for one in sides)
+    return TableRow(
+        "sent/step (exp.)", (Cell(""),) * len(sides), measured,
+        tuple(_plain_share(comparison.base.sent.bytes, other.sent.bytes) for other in comparison.others),
+    )  # fmt: skip
+
+
+def _calls(comparison: Comparison) -> TableRow:
+    sides = comparison.sides
+    measured = tuple(NOTHING if one.sent.seen is None else Cell(_calls_text(one.sent.seen)) for one in sides)
+    return TableRow(
+        "collectives/step", (Cell(""),) * len(sides), measured,
+        tuple(_plain_share(comparison.base.sent.seen, other.sent.seen) for other in comparison.others),
+    )  # fmt: skip
+
+
+def _calls_text(value: float) -> str:
+    return short_count(round(value)) if value >= 10_000 else f"{value:,.1f}".removesuffix(".0")
+
+
+def _plain_share(base: float | None, value: float | None) -> Cell:
+    """A difference that is nobody's gain or loss by itself."""
+    if base is None or value is None:
+        return NOTHING
+    if base == value:
+        return Cell("0", "dim")
+    if not base:
+        return Cell("")
+    return Cell(f"{'+' if value > base else '-'}{percent((value - base) / base)}")

@@ -1,0 +1,74 @@
+"""``ranktop compare``: reads the runs, compares them, and prints what was asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ranktop.tui.cli import FOUND, NONE, USAGE
+from ranktop.tui.compare.comparison import LETTERS, compare
+from ranktop.tui.compare.loading import load
+from ranktop.tui.plan import colour, columns, put
+from ranktop.tui.runs import NoRun, find_run
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a person asked for."""
+
+    form: str = "page"
+    """``page``, ``json`` or ``markdown``."""
+    first: int | None = None
+    last: int | None = None
+    """Steps to compare; None: all but the warm-up."""
+
+
+def run(sources: Sequence[str], wish: Wish, options: Sequence[str] = ()) -> int:
+    """Compare the runs and return the exit code: 0, 1 when one cannot be read, 2 bad usage, 3 no such run.
+
+    ``options``: for ssh, where a run is of another machine.
+    """
+    if not 2 <= len(sources) <= len(LETTERS):
+        return _complain(f"compare takes 2 to {len(LETTERS)} runs, not {len(sources)}", USAGE)
+    if wish.first is not None and wish.last is not None and wish.last < wish.first:
+        return _complain(f"there is no step from {wish.first} to {wish.last}: give --from a smaller one", USAGE)
+    try:
+        runs = [load(source, find_run(source, options)) for source in sources]
+    except NoRun as error:
+        return _complain(str(error), error.code)
+    silent = [run.source for run in runs if not any(life.ranks for life in run.gathered.lives)]
+    if silent:
+        return _complain(f"{silent[0]}: no rank has said anything in it", NONE)
+    comparison = compare(runs, wish.first, wish.last)
+    if wish.form == "json":
+        from ranktop.tui.compare.as_json import comparison_json
+
+        put(json.dumps(comparison_json(comparison), indent=2) + "\n")
+    elif wish.form == "markdown":
+        from ranktop.tui.compare.markdown import markdown
+
+        put(markdown(comparison))
+    else:
+        from ranktop.tui.compare.page import as_text, page
+
+        coloured = colour()
+        lines = page(comparison, columns(), colour=coloured, ascii_only=not _speaks_unicode())
+        put("\n".join(as_text(line, colour=coloured) for line in lines) + "\n")
+    return FOUND
+
+
+def _speaks_unicode() -> bool:
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        "▀≈–".encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return os.environ.get("TERM") != "dumb"
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"ranktop: {text}", file=sys.stderr)
+    return code

@@ -1,0 +1,119 @@
+"""What a recording holds, sample by sample, with what was known of the rank then; nothing is kept but the last card."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ranktop.budget.terms import Amount, Memory
+from ranktop.probes.reading import StepTimes
+from ranktop.tui.session.expected import expected, peak_moment
+from ranktop.wire.codec import WireError, decode_body, decode_header
+from ranktop.wire.schema import Card, Header, Item, Sample
+
+if TYPE_CHECKING:
+    from ranktop.wire.recording import Recording
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sample of one rank."""
+
+    time: float
+    """Wall clock, seconds since the epoch."""
+    t: float
+    """Seconds on the recording's clock."""
+    header: Header
+    card: Card | None
+    """The newest of this life of the rank."""
+    sample: Sample
+    moment: str | None
+    """At which the last step that was read held the most."""
+    expected: dict[str, Amount]
+    """category -> what the rank should hold at that moment."""
+
+    @property
+    def measured(self) -> Memory | None:
+        """Memory at the peak moment; None before a step was read."""
+        return self.at(self.moment)
+
+    def at(self, moment: str | None) -> Memory | None:
+        """Return the memory at one moment of the last step that was read."""
+        table = self.sample.table
+        return table.moments.get(moment) if table is not None and moment is not None else None
+
+    @property
+    def step(self) -> StepTimes | None:
+        """The newest step that was finished since the sample before; None when none was."""
+        return self.sample.steps[-1] if self.sample.steps else None
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The part of a recording that is exported."""
+
+    after: float
+    until: float
+    """Seconds on the recording's clock."""
+    every: float = 0.0
+    """Seconds from one row of a rank to its next, at least; 0: every sample that was recorded."""
+
+
+def rows(recording: Recording, stretch: Stretch) -> Iterator[Row]:
+    """Yield the samples in order of time; RecordingError. Messages that can't be read are left out."""
+    cards: dict[tuple[int, int, int], Card] = {}
+    for item in recording.events():
+        if item.t > stretch.after:
+            break
+        _note_card(item, cards)
+    slots: dict[int, int] = {}
+    for item in recording.items(stretch.after, stretch.until):
+        header = _header(item)
+        if header is None:
+            continue
+        if header.kind == "card":
+            _note_card(item, cards)
+        elif header.kind == "sample":
+            if stretch.every > 0:
+                slot = math.floor((item.t - stretch.after) / stretch.every)
+                if slots.get(header.rank) == slot:
+                    continue
+                slots[header.rank] = slot
+            row = _row(recording, item, header, cards)
+            if row is not None:
+                yield row
+
+
+def _row(recording: Recording, item: Item, header: Header, cards: dict[tuple[int, int, int], Card]) -> Row | None:
+    try:
+        sample = decode_body(header, item.body)
+    except WireError:
+        return None
+    if not isinstance(sample, Sample):
+        return None
+    card = cards.get((header.rank, header.restart, header.pid))
+    moment = peak_moment(sample.table)
+    budget = expected(card, sample.table) if card is not None else None
+    amounts = budget.at(moment) if budget is not None and moment is not None else {}
+    return Row(recording.wall(item.t), item.t, header, card, sample, moment, amounts)
+
+
+def _note_card(item: Item, cards: dict[tuple[int, int, int], Card]) -> None:
+    header = _header(item)
+    if header is None or header.kind != "card":
+        return
+    try:
+        card = decode_body(header, item.body)
+    except WireError:
+        return
+    if isinstance(card, Card):
+        cards[header.rank, header.restart, header.pid] = card
+
+
+def _header(item: Item) -> Header | None:
+    try:
+        return decode_header(item.header)
+    except WireError:
+        return None

@@ -1,0 +1,92 @@
+"""The commands about runs that may be over: ``jobs``, ``export``, ``compare``. Each imports what it needs itself."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ranktop.tui.cli import USAGE, fail
+from ranktop.tui.remote import flags
+
+RUN = "FILE|JOB|HOST/JOB"
+
+
+def jobs(
+    target: flags.MaybeTarget = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the documented JSON instead of a table.")] = False,
+    options: flags.Options = None,
+    port: flags.Port = None,
+    jump: flags.Jump = None,
+    identity: flags.Identity = None,
+    config: flags.Config = None,
+    remote_command: flags.RemoteCommand = None,
+) -> None:
+    """List the jobs of a machine, live and past.
+
+    Exit codes: 0 there is one, 1 something went wrong, 2 bad usage, 3 there is none.
+    """
+    if target is not None:
+        from ranktop.tui.remote.passing import pass_on, words
+
+        way = flags.way(target, options, remote_command, port=port, jump=jump, identity=identity, config=config)
+        raise typer.Exit(pass_on(way, words("jobs", json=json)))
+    from ranktop.tui.jobs import print_jobs
+
+    raise typer.Exit(print_jobs(as_json=json))
+
+
+def export(
+    run: Annotated[str, typer.Argument(metavar=RUN, help="A recording's file, a job's id or name, here or there.")],
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="csv|json|parquet|recording", help="By default by --output's ending, or csv."),
+    ] = None,
+    output: Annotated[str, typer.Option("--output", metavar="FILE", help="- is standard output.")] = "-",
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    first: Annotated[
+        str | None, typer.Option("--from", metavar="TIME", help="10:42, +90 s from the start, -5m before the end, 40%.")
+    ] = None,
+    last: Annotated[str | None, typer.Option("--to", metavar="TIME", help="The same.")] = None,
+    every: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="One row per rank in so many seconds.")
+    ] = 0.0,
+    options: flags.Options = None,
+) -> None:
+    """Write what was recorded of a job: a row per rank and sample, or a copy of the recording.
+
+    Exit codes: 0 written, 1 it cannot be read or written, 2 bad usage, 3 no such job.
+    """
+    from ranktop.tui.export.command import FORMATS, Wish
+    from ranktop.tui.export.command import export as write
+
+    if form is not None and form not in FORMATS:
+        fail(f"--format takes {', '.join(FORMATS)}, not {form!r}", USAGE)
+    wish = Wish(form=form, output=output, force=force, first=first, last=last, every=every)
+    raise typer.Exit(write(run, wish, options or ()))
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar=f"{RUN}...", help="Two or more; the first is the base.")],
+    json: Annotated[bool, typer.Option("--json", help="Print the documented JSON.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a report.")] = False,
+    first: Annotated[int | None, typer.Option("--from", min=1, metavar="STEP", help="Compare from this step.")] = None,
+    last: Annotated[int | None, typer.Option("--to", min=1, metavar="STEP", help="Compare up to this step.")] = None,
+    options: flags.Options = None,
+) -> None:
+    """Lay runs beside each other: memory, step time, traffic, and what differs between their plans.
+
+    Exit codes: 0 compared, 1 one cannot be read, 2 bad usage, 3 no such job.
+    """
+    from ranktop.tui.compare.command import Wish, run
+
+    if json and markdown:
+        fail("--json and --markdown are two forms: give one", USAGE)
+    form = "json" if json else "markdown" if markdown else "page"
+    raise typer.Exit(run(runs, Wish(form, first, last), options or ()))
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for command in (jobs, export, compare):
+        app.command()(command)
