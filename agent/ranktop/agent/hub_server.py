@@ -19,6 +19,7 @@ import zmq
 
 from ranktop.agent.hub_nodes import HubNodes
 from ranktop.agent.hub_presence import Presence
+from ranktop.agent.hub_recorder import record
 from ranktop.agent.hub_state import HubState, possible
 from ranktop.agent.hub_viewers import Viewers, read_asks, send, send_answers
 from ranktop.wire.codec import BadMessage, WireError, WrongVersion, decode_body, decode_header, encode_ack
@@ -122,10 +123,13 @@ class HubServer:
         self._wakes: socket.socket | None = None
         if signals:
             self._catch_signals()
+        self.recorder = record(self.state, directory.name, started, clock)
         self._note_replacement(now)
         # Before the sockets: a viewer takes a socket that answers for a job whose file is complete.
         write_job_file(directory, self._entry)
         self._open_sockets()
+        if self.recorder is not None:
+            self.recorder.start()
 
     def _catch_signals(self) -> None:
         self._wakes, self._wake_out = socket.socketpair()
@@ -299,6 +303,9 @@ class HubServer:
             log("the job's directory was removed: this hub ends")
             self._stopping = True
             return
+        if self.recorder is not None:
+            for text in self.recorder.follow(self.state.job, self.state):
+                self.state.mark(self._clock(), "recording", text)
         ended = self._alone and bool(self.state.ranks)
         entry = JobFile.of(self.state.job, self._entry.started, os.getpid(), ended)
         if entry != self._entry:
@@ -310,6 +317,8 @@ class HubServer:
         self.nodes.close()
         self._presence.close()
         self._context.destroy(linger=0)
+        if self.recorder is not None:
+            self.recorder.close()
         if self._wakes is not None:
             signal.set_wakeup_fd(-1)
             self._wakes.close()

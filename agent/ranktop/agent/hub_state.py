@@ -8,7 +8,7 @@ history, and of each rank its newest card, device, stack and box.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -77,6 +77,8 @@ class Stream:
     last: int = -1
     _items: deque[Item] = field(default_factory=deque)
     _bytes: int = 0
+    tap: Callable[[Item], None] | None = None
+    """Is given every item, to record it."""
 
     @property
     def first(self) -> int:
@@ -92,6 +94,8 @@ class Stream:
         """Append a message and return it as an item."""
         self.last += 1
         item = Item(self.last, t, header, body)
+        if self.tap is not None:
+            self.tap(item)
         self._items.append(item)
         self._bytes += item_bytes(item)
         while len(self._items) > self.max_items or (self._bytes > self.max_bytes and len(self._items) > 1):

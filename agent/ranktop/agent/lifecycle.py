@@ -37,11 +37,16 @@ _KEPT: Final = (
     "RANKTOP_HUB_BIND",
     "RANKTOP_HUB_LINGER",
     "RANKTOP_HUB_PORT",
+    "RANKTOP_RECORD",
+    "RANKTOP_RECORD_BYTES",
+    "RANKTOP_RECORD_JOBS",
     "RANKTOP_RUN_DIR",
+    "RANKTOP_STATE_DIR",
     "TMPDIR",
     "TZ",
     "VIRTUAL_ENV",
     "XDG_RUNTIME_DIR",
+    "XDG_STATE_HOME",
 )
 """Variables that a hub gets; a job's environment also holds tokens, and preloads meant for training."""
 
@@ -139,6 +144,9 @@ def _start(job: Job, directory: Path, lock: int) -> None:
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith("LC_")}
+    if kept.get("RANKTOP_STATE_DIR"):
+        # The hub runs in another directory.
+        kept["RANKTOP_STATE_DIR"] = os.path.abspath(os.path.expanduser(kept["RANKTOP_STATE_DIR"]))
     given = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     # A script may have found ranktop through its own sys.path; the hub must find the same one. Site folders are
     # found anyway, and in front of the standard library they might hide parts of it.

@@ -25,7 +25,7 @@ TABLES: Final = {
     "meta": "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
     "hubs": (
         "CREATE TABLE hubs (id INTEGER PRIMARY KEY, hub TEXT NOT NULL, host TEXT NOT NULL, boot TEXT NOT NULL, "
-        "pid INTEGER NOT NULL, shift REAL NOT NULL, began REAL NOT NULL)"
+        "pid INTEGER NOT NULL, shift REAL NOT NULL, base INTEGER NOT NULL, began REAL NOT NULL)"
     ),
     "clock": "CREATE TABLE clock (t REAL NOT NULL, wall REAL NOT NULL)",
     "lives": (

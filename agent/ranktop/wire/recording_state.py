@@ -113,7 +113,7 @@ def _note(life: _Life, kind: str, item: Item) -> None:
         life.card = item
     elif kind == "stack":
         life.stack = item
-    elif kind == "mark":
+    elif kind == "process":
         life.process = item
     elif kind == "box" and life.box is None:
         life.box = item

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import platformdirs
-
 from ranktop.wire.codec import clean
 from ranktop.wire.recording import Recording
 from ranktop.wire.recording_file import RecordingError
+from ranktop.wire.recording_place import check, search_directories, state_directory
 
 SUFFIX: Final = ".ranktop"
 _NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,31})-([0-9]{1,12})(?:\.[0-9]{1,3})?\.ranktop")
@@ -51,17 +50,9 @@ class Recordings:
     """One line each for a file that could not be used."""
 
 
-def state_directory() -> Path:
-    """Return where this user's recordings are, made or not: ``RANKTOP_STATE_DIR``, else the user's state directory."""
-    named = os.environ.get("RANKTOP_STATE_DIR")
-    if named:
-        return Path(os.path.abspath(os.path.expanduser(named)))
-    return Path(platformdirs.user_state_dir("ranktop", appauthor=False))
-
-
-def recording_path(job_id: str, started: float) -> Path:
+def recording_path(job_id: str, started: float, directory: Path | None = None) -> Path:
     """Return the usual path of a job's recording. ``started``: seconds since the epoch."""
-    return state_directory() / f"{job_id}-{int(started)}{SUFFIX}"
+    return (directory or state_directory()) / f"{job_id}-{int(started)}{SUFFIX}"
 
 
 def list_recordings() -> list[RecordingEntry]:
@@ -70,23 +61,31 @@ def list_recordings() -> list[RecordingEntry]:
 
 
 def find_recordings() -> Recordings:
-    """Look through the state directory; what can't be used is told in a line each."""
+    """Look where recordings are; what can't be used is told in a line each."""
     found = Recordings([], [])
-    try:
-        paths = sorted(state_directory().iterdir())
-    except FileNotFoundError:
-        return found
-    except OSError as error:
-        found.problems.append(f"{state_directory()} cannot be read: {error.strerror}")
-        return found
-    for path in paths:
-        if _NAME.fullmatch(path.name):
-            try:
-                found.entries.append(entry_of(path))
-            except RecordingError as error:
-                found.problems.append(f"{path.name}: {error}")
+    for directory in search_directories():
+        if not os.path.lexists(directory):
+            continue
+        try:
+            check(directory)
+            paths = sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name))
+        except RecordingError as error:
+            found.problems.append(str(error))
+            continue
+        except OSError as error:
+            found.problems.append(f"{directory} cannot be read: {error.strerror}")
+            continue
+        for path in paths:
+            _look_at(path, found)
     found.entries.sort(key=lambda entry: (not entry.live, -entry.started))
     return found
+
+
+def _look_at(path: Path, found: Recordings) -> None:
+    try:
+        found.entries.append(entry_of(path))
+    except RecordingError as error:
+        found.problems.append(f"{path.name}: {error}")
 
 
 def entry_of(path: Path) -> RecordingEntry:
