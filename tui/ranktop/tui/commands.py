@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ranktop.tui import run_commands
 from ranktop.tui.cli import NONE, USAGE, fail, matching
 from ranktop.tui.remote import flags
 
@@ -226,6 +227,9 @@ def explain(
     from ranktop.tui.explain import explain as run
 
     raise typer.Exit(run(arguments or []))
+
+
+run_commands.add_to(app)
 
 
 def choose(wanted: str) -> JobEntry:
