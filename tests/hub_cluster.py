@@ -68,7 +68,8 @@ class Cluster:
             if node.door is None:
                 node.introduce(())
         doors = tuple(node.shown() for node in among)
-        for node in among:
+        # The first node's last: who asks at once must be known there, or is turned away and comes again later.
+        for node in reversed(among):
             node.introduce(doors, nodes=nodes or len(doors))
 
     def watch(self, node: Node) -> Watcher:
@@ -199,6 +200,9 @@ class Watcher:
             points = event.body.points
             shift = at - points[-1].t
             self.points.setdefault(event.body.rank, []).extend(point.t + shift for point in points)
+
+    def received(self) -> list[Received]:
+        return [event for event in self.events if isinstance(event, Received)]
 
     def steps(self, rank: int) -> list[int]:
         return [step for step, _ in self.at.get(rank, ())]

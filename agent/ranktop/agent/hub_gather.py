@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import zmq
@@ -25,8 +26,10 @@ _SPACING: Final = 0.2
 """Seconds between two questions when there is nothing to catch up with: many ranks' messages come in one answer."""
 
 _PATIENCE: Final = 2.0
-"""Seconds that an answer may be overdue before the connection is made anew; doubled each time in vain."""
+"""Seconds that an answer may be overdue before the connection is made anew; doubled each time in vain, but for the
+first ones: a slow network needs more, and a hub that does not know this one yet soon will."""
 _MOST_PATIENCE: Final = 12.0
+_QUICK_TRIES: Final = 5
 
 _BEHIND: Final = 1.5
 """Seconds between the newest message of an answer and the answer from which on there is more to come."""
@@ -36,11 +39,20 @@ _OTHER_VERSION: Final = 30.0
 """Seconds until a hub of another version is asked again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """Whom a link tells."""
+
+    changed: Callable[[], None]
+    """Of what a viewer should know."""
+    log: Callable[[str], None]
+
+
 class Gather:
     """The link to one other node's hub. Times are the caller's; nothing waits."""
 
-    def __init__(self, way: int, door: Door, keys: Keys, state: HubState, changed: Callable[[], None]) -> None:
-        """``way``: number of the link here; ``changed`` is called when what a viewer should know has changed."""
+    def __init__(self, way: int, door: Door, keys: Keys, state: HubState, note: Notes) -> None:
+        """``way``: number of the link here."""
         self.door = door
         self.state = "unseen"
         self.since = 0.0
@@ -50,8 +62,8 @@ class Gather:
         self.socket: zmq.Socket[bytes] | None = None
         self._keys = keys
         self._hub_state = state
-        self._changed = changed
-        self.merge = Merge(state, way, lambda: f"node {self.door.node_rank} ({self.door.host})")
+        self._changed = note.changed
+        self.merge = Merge(state, way, lambda: f"node {self.door.node_rank} ({self.door.host})", note.log)
         self._hub = ""
         self._since = -1
         self._asked_at: float | None = None
@@ -59,7 +71,8 @@ class Gather:
         self._next = 0.0
         """When the next question is due, or the next connection where there is none."""
         self._answered_at: float | None = None
-        self._patience = _PATIENCE
+        self._vain = 0
+        """Tries in vain since the last answer."""
         self._address = 0
         self._offsets: deque[float] = deque(maxlen=_OFFSETS)
 
@@ -76,6 +89,10 @@ class Gather:
         )
 
     @property
+    def _patience(self) -> float:
+        return min(_PATIENCE * 2.0 ** max(0, min(self._vain, 30) - _QUICK_TRIES), _MOST_PATIENCE)
+
+    @property
     def where(self) -> str:
         """The address that is asked, in words."""
         address = self.door.addresses[self._address % len(self.door.addresses)]
@@ -88,14 +105,14 @@ class Gather:
         self.door = door
         if moved:
             self._hang_up()
-            self._patience, self._address, self._next = _PATIENCE, 0, now
+            self._vain, self._address, self._next = 0, 0, now
         if moved or named:
             self._changed()
 
     def start(self, now: float) -> None:
         """Begin to ask."""
         if not self.active:
-            self.active, self._next, self._patience = True, now, _PATIENCE
+            self.active, self._next, self._vain = True, now, 0
             self._note(self.state if self.state == "lost" else "unseen", f"asking {self.where}", now)
 
     def stop(self, now: float, why: str) -> None:
@@ -109,7 +126,7 @@ class Gather:
         """Give the present connection up and try another later."""
         self._hang_up()
         self._next = now + self._patience
-        self._patience = min(2 * self._patience, _MOST_PATIENCE)
+        self._vain += 1
         self._lose(why, now)
 
     def tend(self, context: zmq.Context[zmq.Socket[bytes]], now: float) -> None:
@@ -127,7 +144,7 @@ class Gather:
             self._lose(f"no answer from {self.where}", now)
         if overdue >= self._patience:
             # Each try is a new connection: one from before a cut may sleep for a minute after it.
-            self._patience = min(2 * self._patience, _MOST_PATIENCE)
+            self._vain += 1
             self._address += 1
             self._hang_up()
             self._connect(context)
@@ -174,7 +191,7 @@ class Gather:
             self._offsets.clear()
         self._offsets.append(now - batch.now)
         self._hub, self._since = batch.hub, batch.last
-        self._answered_at, self._patience = now, _PATIENCE
+        self._answered_at, self._vain = now, 0
         if batch.lost > 0:
             self.missed += batch.lost
             self._changed()

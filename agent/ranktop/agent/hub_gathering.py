@@ -14,7 +14,7 @@ from typing import Final
 import zmq
 
 from ranktop.agent.hub_door import Keys
-from ranktop.agent.hub_gather import Gather
+from ranktop.agent.hub_gather import Gather, Notes
 from ranktop.agent.hub_state import HubState
 from ranktop.wire.nodes import Door, Doors, NodeLink, Nodes
 
@@ -90,7 +90,7 @@ class Gathering:
         for door in waiting:
             link = next((link for link in free if link.door.node_rank == door.node_rank), None)
             if link is None:
-                link = Gather(self._ways, door, self._keys, self._state, self._note_change)
+                link = Gather(self._ways, door, self._keys, self._state, Notes(self._note_change, self._log))
                 self._ways += 1
                 self._changed = True
             else:

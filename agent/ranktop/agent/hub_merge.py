@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Final
 
@@ -14,16 +15,19 @@ from ranktop.wire.schema import Body, Box, Card, Device, End, Header, History, I
 _FROM_HUBS: Final = ("history", "mark", "nodes")
 _MARKS: Final = 64
 _DETAIL: Final = 300
+_LOGGED: Final = 4
 
 
 class Merge:
     """The way from one other node's hub into the state of this one."""
 
-    def __init__(self, state: HubState, way: int, name: Callable[[], str]) -> None:
+    def __init__(self, state: HubState, way: int, name: Callable[[], str], log: Callable[[str], None]) -> None:
         """``way``: number of that node's link here; ``name``: what the node is called in words."""
         self.way = way
         self._state = state
         self._name = name
+        self._log = log
+        self._failures = 0
         self._marks: dict[tuple[str, int], None] = {}
 
     def ranks(self) -> tuple[int, ...]:
@@ -36,6 +40,12 @@ class Merge:
             self._take(item, hub, shift, now)
         except WireError:
             self._state.refused += 1
+        except Exception:
+            # One message with values that nobody thought of must not cost the others.
+            self._state.refused += 1
+            self._failures += 1
+            if self._failures <= _LOGGED:
+                self._log(f"a message by way of {self._name()}: {traceback.format_exc()}")
 
     def _take(self, item: Item, hub: str, shift: float, now: float) -> None:
         header = decode_header(item.header)
