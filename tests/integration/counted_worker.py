@@ -1,4 +1,4 @@
-"""One rank of a torchrun job that trains under DDP, ZeroRedundancyOptimizer or DeepSpeed and counts its collectives.
+"""One rank of a job that trains under DDP, ZeroRedundancyOptimizer or DeepSpeed and counts its collectives.
 
 Started by test_collectives_jobs.py with a folder: ``cases.json`` is read there, rank 0 writes ``found.json``.
 """

@@ -1,4 +1,4 @@
-"""One rank of a torchrun job that trains the reference GPT under DeepSpeed and counts the bytes of every storage.
+"""One rank of a job that trains the reference GPT under DeepSpeed and counts the bytes of every storage.
 
 Started by test_deepspeed_peaks.py with a folder: ``cases.json`` is read there, every rank writes ``rank<N>.json``:
 bytes when the engine is made, at forward's end, after backward and after the step, and the peaks between.

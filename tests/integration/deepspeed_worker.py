@@ -1,4 +1,4 @@
-"""One rank of a torchrun job that trains a small model under DeepSpeed, case after case, and counts its bytes.
+"""One rank of a job that trains a small model under DeepSpeed, case after case, and counts its bytes.
 
 Started by test_deepspeed_states.py with a folder: ``cases.json`` is read there, every rank writes ``rank<N>.json``.
 """

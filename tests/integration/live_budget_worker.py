@@ -1,4 +1,4 @@
-"""One rank of a torchrun job that trains small models under every strategy, the agent's watch beside each.
+"""One rank of a job that trains small models under every strategy, the agent's watch beside each.
 
 Started by test_live_budget_jobs.py with a folder: every rank writes ``rank<N>.msgpack``, its card and tables per case.
 The allocator that the watch reads is the independent count of live storages: malloc would add Python's own objects.

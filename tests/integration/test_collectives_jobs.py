@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import run_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -71,17 +68,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What every case sent and should have sent, from one job."""
     folder = tmp_path_factory.mktemp("collectives")
     (folder / "cases.json").write_text(json.dumps(CASES))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    finished = subprocess.run(
-        [*command, str(Path(__file__).with_name("counted_worker.py")), str(folder)],
-        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=270,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stdout[-6000:]
+    run_jobs("counted_worker", {2: folder}, timeout=270, also="deepspeed")
     result: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return result
 

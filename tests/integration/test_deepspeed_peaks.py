@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import run_jobs
 
 from ranktop.budget.activations.closed import activations
 from ranktop.budget.configs import deepspeed as deepspeed
@@ -86,18 +83,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[s
     """Run all cases once; return a function from rank to case -> moment -> bytes."""
     folder = tmp_path_factory.mktemp("deepspeed-peaks")
     (folder / "cases.json").write_text(json.dumps(CASES))
-    here = Path(__file__).parent
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-    finished = subprocess.run(
-        [*command, str(here / "deepspeed_peaks_worker.py"), str(folder)],
-        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=420,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stdout[-6000:]
+    run_jobs("deepspeed_peaks_worker", {RANKS: folder}, timeout=420)
     found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
     return lambda rank: found[rank]
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from forked import run_jobs
 
 pytestmark = [
     pytest.mark.slow,
@@ -93,33 +90,16 @@ CASES_OF: dict[int, list[str]] = {1: list(ALONE), 2: list(CASES), 3: list(CASES)
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Results]:
-    """Return a function that gives the results of all cases by rank, running each world size once."""
-    done: dict[int, Results] = {}
-
-    def of(world: int) -> Results:
-        if world not in done:
-            done[world] = _run(world, tmp_path_factory.mktemp(f"deepspeed-{world}"))
-        return done[world]
-
-    return of
-
-
-def _run(world: int, folder: Path) -> Results:
-    (folder / "cases.json").write_text(json.dumps({name: CASES[name] for name in CASES_OF[world]}))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    worker = str(Path(__file__).with_name("deepspeed_worker.py"))
-    finished = subprocess.run(
-        [*command, worker, str(folder)],
-        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=420,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stdout[-6000:]
-    return {rank: json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)}
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Results]:
+    """Number of ranks -> what each of them found of its cases."""
+    folders = {world: tmp_path_factory.mktemp(f"deepspeed-{world}") for world in CASES_OF}
+    for world, folder in folders.items():
+        (folder / "cases.json").write_text(json.dumps({name: CASES[name] for name in CASES_OF[world]}))
+    run_jobs("deepspeed_worker", folders, timeout=420)
+    return {
+        world: {rank: json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)}
+        for world, folder in folders.items()
+    }
 
 
 def rows(results: Results, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -135,8 +115,8 @@ every_case = pytest.mark.parametrize(
 
 
 @every_case
-def test_every_live_byte_is_accounted_for(job: Callable[[int], Results], world: int, name: str) -> None:
-    for where, row in rows(job(world), name):
+def test_every_live_byte_is_accounted_for(jobs: dict[int, Results], world: int, name: str) -> None:
+    for where, row in rows(jobs[world], name):
         assert not row["unexplained"], f"{where}: nobody claims (bytes, born)"
         assert not row["missing"], f"{where}: claimed, but not alive"
         rest = row["held"] + row["activations"] + row["scalars"]
@@ -145,15 +125,15 @@ def test_every_live_byte_is_accounted_for(job: Callable[[int], Results], world: 
 
 
 @every_case
-def test_torch_sees_the_same_optimizer(job: Callable[[int], Results], world: int, name: str) -> None:
+def test_torch_sees_the_same_optimizer(jobs: dict[int, Results], world: int, name: str) -> None:
     """The base optimizer's parameters, gradients and states, as torch's own hooks show them, are where they belong."""
-    for where, row in rows(job(world), name):
+    for where, row in rows(jobs[world], name):
         assert not row["public"], where
 
 
 @every_case
-def test_budget_equals_measurement(job: Callable[[int], Results], world: int, name: str) -> None:
-    results = job(world)
+def test_budget_equals_measurement(jobs: dict[int, Results], world: int, name: str) -> None:
+    results = jobs[world]
     for rank, cases in results.items():
         expected = cases[name]["expected"]
         for row in cases[name]["rows"]:
@@ -166,8 +146,8 @@ def test_budget_equals_measurement(job: Callable[[int], Results], world: int, na
 
 
 @every_case
-def test_slack_only_where_the_first_step_gathers(job: Callable[[int], Results], world: int, name: str) -> None:
-    for cases in job(world).values():
+def test_slack_only_where_the_first_step_gathers(jobs: dict[int, Results], world: int, name: str) -> None:
+    for cases in jobs[world].values():
         for key, table in cases[name]["expected"].items():
             slack = {(moment, c) for moment, row in table.items() for c, a in row.items() if a[1]}
             gathering = {(moment, "parameters") for moment in ("forward_end", "backward_start")}
@@ -176,9 +156,9 @@ def test_slack_only_where_the_first_step_gathers(job: Callable[[int], Results], 
 
 
 @every_case
-def test_cheap_looks_tell_the_truth(job: Callable[[int], Results], world: int, name: str) -> None:
+def test_cheap_looks_tell_the_truth(jobs: dict[int, Results], world: int, name: str) -> None:
     """Equal layout keys mean equal bytes, keys recur every step, and gradients exist when they have bytes."""
-    for rank, cases in job(world).items():
+    for rank, cases in jobs[world].items():
         bytes_of: dict[str, Any] = {}
         for row in cases[name]["rows"]:
             where = f"rank {rank}, step {row['step']}, {row['moment']}"
@@ -189,11 +169,11 @@ def test_cheap_looks_tell_the_truth(job: Callable[[int], Results], world: int, n
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_hooks_see_every_step(job: Callable[[int], Results], world: int) -> None:
+def test_hooks_see_every_step(jobs: dict[int, Results], world: int) -> None:
     """Hooks on the engine, on its model, on the output and on all optimizers run once each, in this order."""
     forward = ["engine begins", "model begins", "model ends", "engine ends", "output has its gradient"]
     step = ["optimizer begins", "optimizer ends"]
-    for cases in job(world).values():
+    for cases in jobs[world].values():
         for name, case in CASES.items():
             steps = {"zero2-groups": 2, "zero2-groups-fp32": 2, "zero3-groups-fp32": 2, "zero2-scattered": 2}
             if "sub-groups" not in name:

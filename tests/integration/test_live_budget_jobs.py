@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
-from jobs import environment
+from forked import run_jobs
 from live_budget_cases import CASES, Case, Report
 
 from ranktop.budget.live import understand
@@ -24,7 +21,6 @@ from ranktop.wire.schema import Table
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-WORKER = Path(__file__).with_name("live_budget_worker.py")
 TOLERANCE = 0.01
 RANKS = 2
 SMALL = 2048
@@ -35,12 +31,7 @@ SMALL = 2048
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[list[Report]]:
     """What each rank of one job says, which runs all cases."""
     out = tmp_path_factory.mktemp("live")
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
-        *(str(WORKER), str(out)),
-    ]
-    done = subprocess.run(command, env=environment(out), capture_output=True, text=True, timeout=220, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_jobs("live_budget_worker", {RANKS: out}, timeout=220, also="deepspeed")
     return [
         msgspec.msgpack.decode((out / f"rank{rank}.msgpack").read_bytes(), type=list[Report]) for rank in range(RANKS)
     ]

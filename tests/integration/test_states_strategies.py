@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import run_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-WORKER = Path(__file__).with_name("states_worker.py")
+WORLDS = (2, 3, 4)
 STATES = ("parameters", "gradients", "optimizer")
 MOMENTS = ("step_start", "backward_end", "step_end")
 
 Results = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4], ids=lambda world: f"{world}-ranks")
-def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Results]:
-    world: int = request.param
-    out = tmp_path_factory.mktemp("states")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(WORKER), str(out)], capture_output=True, text=True, timeout=360, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return world, [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(world)]
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Results]:
+    """Number of ranks -> what each of them found."""
+    folders = {world: tmp_path_factory.mktemp("states") for world in WORLDS}
+    run_jobs("states_worker", folders, timeout=360)
+    return {
+        world: [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)]
+        for world, folder in folders.items()
+    }
+
+
+@pytest.fixture(scope="module", params=WORLDS, ids=lambda world: f"{world}-ranks")
+def job(request: pytest.FixtureRequest, jobs: dict[int, Results]) -> tuple[int, Results]:
+    return request.param, jobs[request.param]
 
 
 def runs(results: Results) -> list[tuple[str, dict[str, Any]]]:
