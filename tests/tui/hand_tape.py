@@ -12,6 +12,7 @@ from ranktop.agent.simulation.job import Setup
 from ranktop.agent.simulation.voice import Job as SimulatedJob
 from ranktop.agent.simulation.voice import Said, Voice
 from ranktop.wire.codec import decode_header, encode_body, encode_header
+from ranktop.wire.recording import Stretch
 from ranktop.wire.schema import BODIES, Header, Item, Job
 
 KINDS = {body: kind for kind, body in BODIES.items()}
@@ -43,6 +44,13 @@ class HandTape:
         self.all = state.stream.after(-1, 1 << 60)
         self.times = [item.t for item in self.all]
         self.closed = False
+        self.last = 0.0
+        """Until then at least something was recorded: that nobody spoke any more."""
+        self.spacing = 0.0
+        self.kept: list[Stretch] = []
+
+    def stretches(self) -> list[Stretch]:
+        return self.kept
 
     @property
     def begin(self) -> float:
@@ -50,7 +58,7 @@ class HandTape:
 
     @property
     def end(self) -> float:
-        return min(self.times[-1], self.live_until)
+        return min(max(self.times[-1], self.last), self.live_until)
 
     def wall(self, t: float) -> float:
         return WALL + t
@@ -114,4 +122,6 @@ def job_of(messages: list[Message]) -> Job:
 def tape(fault: str = "", rank: int = 1, **wishes: float) -> HandTape:
     """Return the recording of a simulated job."""
     messages = simulated(fault, rank, **wishes)  # type: ignore[arg-type]
-    return HandTape(job_of(messages), messages)
+    made = HandTape(job_of(messages), messages)
+    made.last = 1000.0 + wishes.get("seconds", 120)
+    return made

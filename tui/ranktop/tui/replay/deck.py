@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from ranktop.tui.replay.playhead import Playhead
-from ranktop.tui.replay.reel import LOOK, SELDOM, WARM, Reel, spaced
-from ranktop.tui.replay.tape import Tape, spacing
-from ranktop.tui.session.findings.scene import Key
-from ranktop.tui.session.source import Link
+from ranktop.tui.replay.reel import LOOK, SELDOM, WARM, Reel, Standing, spaced
+from ranktop.tui.replay.tape import Kept, Tape
 from ranktop.tui.session.state import Session
-
-Standing = Mapping[Key, tuple[float | None, int | None]]
 
 SLICE: Final = 0.04
 """Seconds of work between two looks at the keys."""
@@ -34,10 +30,16 @@ class Deck:
         *,
         at: float | None = None,
         real: Callable[[], float] = time.monotonic,
-        standing: Callable[[float], Standing] = lambda t: {},
+        standing: Callable[[float], Standing | None] = lambda t: None,
+        growing: bool = False,
     ) -> None:
-        """``at``: where it stands first, by default at the beginning. ``standing``: findings known to stand then."""
+        """``at``: where it stands first, by default at the beginning. ``standing``: findings known to stand then.
+
+        ``growing``: the job still runs, more is recorded meanwhile.
+        """
         self.tape = tape
+        self._kept = Kept(tape)
+        self.growing = growing
         self._real = real
         self._standing = standing
         self._grown = real()
@@ -46,6 +48,7 @@ class Deck:
         self._shown: Reel | None = None
         self._coming: Reel | None = None
         self._empty = Session(lambda: start)
+        self._empty.job = tape.job
         self.seek(start)
 
     @property
@@ -71,7 +74,7 @@ class Deck:
     @property
     def spacing(self) -> float:
         """Seconds between the samples that are kept here; 0 where all are."""
-        return spacing(self.tape, self.head.at)
+        return self._kept.step(self.head.at)
 
     @property
     def ended(self) -> bool:
@@ -87,7 +90,7 @@ class Deck:
             self._coming = None
             return  # not far ahead: it is played there
         start = at - WARM
-        self._coming = Reel(self.tape, start, self._standing(start) if start > self.tape.begin else None)
+        self._coming = Reel(self.tape, self._kept, start, self._standing(start) if start > self.tape.begin else None)
 
     def _within(self, at: float) -> float:
         return max(self.tape.begin, min(self.tape.end, at))
@@ -134,18 +137,12 @@ class Deck:
             reel.look()
         return there
 
-    growing: bool = False
-    """The job still runs: more is recorded meanwhile."""
-
     def _grow(self) -> None:
         now = self._real()
         if self.growing and now - self._grown >= GROWS_EVERY:
             self._grown = now
             self.tape.refresh()
-
-    def link(self) -> Link:
-        """Return the state of the replay as that of a connection."""
-        return Link(state="replay", age=0.0)
+            self._kept.refresh()
 
     def close(self) -> None:
         """Let go of the recording."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice, pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Final
 
 from ranktop.tui.replay.session_at import HUB
-from ranktop.tui.replay.tape import THINNED, Tape, is_sample, received, spacing
+from ranktop.tui.replay.tape import Kept, Tape, is_sample, received
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.keeper import Keeper
 from ranktop.tui.session.findings.scene import Key
@@ -33,11 +33,8 @@ WARM: Final = 60.0
 CHUNK: Final = 400
 """Messages fed at once."""
 
-TOGETHER: Final = 1.5
-"""Seconds within which the samples of all ranks come that belong together."""
-
-LATE: Final = 1.6
-"""Spacings after which samples that should have come are missing for good."""
+Standing = Mapping[Key, tuple[float | None, int | None]]
+"""Findings known to stand, and since when: (time, step)."""
 
 Perf = Callable[[], float]
 
@@ -56,7 +53,7 @@ class Timetable(Keeper):
         self.due = False
         return super().of(snapshot)
 
-    def recall(self, standing: Mapping[Key, tuple[float | None, int | None]], first: float) -> None:
+    def recall(self, standing: Standing, first: float) -> None:
         """Begin with findings that stand already, and since when; the rules were first asked at ``first``."""
         self._since, self._asked, self._first = dict(standing), first, first
 
@@ -75,10 +72,15 @@ class Reel:
     """A session at one place of a recording. It goes forward only."""
 
     def __init__(
-        self, tape: Tape, start: float, standing: Mapping[Key, tuple[float | None, int | None]] | None = None
+        self,
+        tape: Tape,
+        kept: Kept,
+        start: float,
+        standing: Mapping[Key, tuple[float | None, int | None]] | None = None,
     ) -> None:
         """Begin as a viewer that comes at ``start``; ``standing``: findings known to stand then."""
         self._tape = tape
+        self._kept = kept
         self.at = start
         """How far it has come."""
         self.now = start
@@ -89,21 +91,22 @@ class Reel:
         """What the rules said when they were last asked."""
         self._held: list[Item] = []
         """Where samples are kept seldom: those that have come of a group that is not complete."""
-        self._sampled = start
-        """When the last samples came."""
         self._newest = -math.inf
-        """The same of those told first."""
+        """When the last sample came of those that a viewer is told first."""
         self._looked = -math.inf
         first = start <= tape.begin
         self._filling: Iterator[Item] | None = None if first else tape.state_at(start)
         if first:
-            self.at = self.now = self._sampled = tape.begin
+            self.at = self.now = tape.begin
             self._after = math.nextafter(tape.begin, -math.inf)
         else:
             self._after = start
         self.session.feed([Reset(job=tape.job, hub=HUB, replaced=False, parts=not first)])
         if standing:
             self.session.findings.recall(standing, start)
+        if first:
+            self._feed(tape.begin)
+            self.look()
 
     def _clock(self) -> float:
         return self.now
@@ -117,12 +120,12 @@ class Reel:
         """Take what a viewer is told first, until ``perf`` says ``until``; True when all of it is there."""
         while self._filling is not None:
             some = list(islice(self._filling, CHUNK))
-            self.session.feed(received(some, self.now))
-            self._newest = max((item.t for item in some if is_sample(item)), default=self._newest)
+            self._take(some)
+            self._newest = max([self._newest, *(item.t for item in some if is_sample(item))])
             if len(some) < CHUNK:
                 self._filling = None
-                if spacing(self._tape, self.at) >= THINNED and self._newest > -math.inf:
-                    self.now = self._sampled = self._newest
+                if self._kept.step(self.at) and self._newest > -math.inf:
+                    self.now = self._newest
                 self.session.feed([Whole()])
                 self.look()
             if perf() >= until:
@@ -135,7 +138,7 @@ class Reel:
         Between two looks at the clock lie at most ``every`` seconds of the recording.
         """
         while self.at < to:
-            stop = min(to, self._next(every))
+            stop = min(to, self.next_look(every))
             self._feed(stop)
             if stop < to or stop == self._grid(stop, every):
                 self.look()
@@ -150,8 +153,8 @@ class Reel:
             self._looked = self.now
             self.found = self.session.snapshot().findings
 
-    def _next(self, every: float) -> float:
-        """Return the next time at which the rules are asked."""
+    def next_look(self, every: float) -> float:
+        """Return the next time at which the rules are asked when that is so many seconds apart."""
         begin = self._tape.begin
         stop = begin + (math.floor((self.at - begin) / every) + 1) * every
         return stop if stop > self.at else stop + every
@@ -161,33 +164,28 @@ class Reel:
         return begin + round((at - begin) / every) * every
 
     def _feed(self, stop: float) -> None:
-        items = self._tape.items(self._after, stop)
-        seldom = spacing(self._tape, stop)
+        items = list(self._tape.items(self._after, stop))
+        step = self._kept.step(stop)
         self.at = self._after = stop
-        if seldom < THINNED:
-            self.now = self._sampled = stop
-            self.session.feed(received([*self._held, *items], stop))
+        if not step:
+            self.now = stop
+            self._take([*self._held, *items])
             self._held = []
             return
-        self._feed_thinned(list(items), stop, seldom)
-
-    def _feed_thinned(self, items: list[Item], stop: float, seldom: float) -> None:
-        """Judge only at the times of which samples were kept: between them no rank is silent and no step late."""
+        # Judge only where samples were kept, at the end of each step of the thinned part: between two of them no rank
+        # is silent and no step of the training late. Of a rank its newest of each such step is kept.
         self._held += items
-        samples = [item.t for item in self._held if is_sample(item)]
-        while samples:
-            last = next((a for a, b in pairwise(samples) if b - a > TOGETHER), samples[-1])
-            if last == samples[-1] and stop - last < TOGETHER:
-                return
-            group = [item for item in self._held if item.t <= last]
-            self._held = self._held[len(group) :]
-            samples = [t for t in samples if t > last]
-            self.now = self._sampled = last
-            self.session.feed(received(group, last))
-        if stop - self._sampled > LATE * seldom:
-            self.now = stop
-            self.session.feed(received(self._held, stop))
-            self._held = []
+        done = math.floor(stop / step) * step
+        if done <= self.now:
+            return
+        ready = [item for item in self._held if item.t < done]
+        self._held = [item for item in self._held if item.t >= done]
+        newest = max((item.t for item in ready if is_sample(item)), default=-math.inf)
+        self.now = newest if newest >= done - step else done
+        self._take(ready)
+
+    def _take(self, items: Iterable[Item]) -> None:
+        self.session.feed(received(items, self.now, self._tape.spacing))
 
 
 def spaced(speed: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from ranktop.tui.replay.tape import THINNED, Tape, is_sample, received, spacing
+from ranktop.tui.replay.tape import Kept, Tape, is_sample, received
 from ranktop.tui.session.source import Reset, Whole
 from ranktop.tui.session.state import Session
 
@@ -19,9 +19,9 @@ def session_at(recording: Tape, t: float | None = None) -> Session:
     """
     at = recording.end if t is None else min(max(t, recording.begin), recording.end)
     told = list(recording.state_at(at))
-    if spacing(recording, at) >= THINNED:
+    if Kept(recording).step(at):
         at = max((item.t for item in told if is_sample(item)), default=at)
     session = Session(lambda: at)
     start = Reset(job=recording.job, hub=HUB, replaced=False, parts=True)
-    session.feed(chain([start], received(told, at), [Whole()]))
+    session.feed(chain([start], received(told, at, recording.spacing), [Whole()]))
     return session

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from ranktop.tui.session.source import Received
 from ranktop.wire.codec import WireError, decode_body, decode_header
-from ranktop.wire.schema import Item, Job
+from ranktop.wire.recording import Stretch
+from ranktop.wire.schema import Item, Job, Sample
 
 THINNED: Final = 2.5
 """Seconds between a rank's samples from which on a recording counts as thinned there."""
@@ -29,6 +33,15 @@ class Tape(Protocol):
     @property
     def end(self) -> float:
         """When it ends, or has come to when it was last refreshed."""
+        ...
+
+    @property
+    def spacing(self) -> float:
+        """Seconds between two samples of a rank that were recorded at all; 0: each was."""
+        ...
+
+    def stretches(self) -> Sequence[Stretch]:
+        """Return how closely the samples of each part are kept, in order."""
         ...
 
     def wall(self, t: float) -> float:
@@ -56,20 +69,41 @@ class Tape(Protocol):
         ...
 
 
-def spacing(tape: Tape, t: float) -> float:
-    """Return the seconds between the samples of a rank that are kept around ``t``; 0 where all are."""
-    asked = getattr(tape, "spacing", None)
-    return float(asked(t)) if asked is not None else 0.0
+class Kept:
+    """How closely samples are kept, by time; asked once and again after ``refresh``."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._firsts: list[float] = []
+        self._steps: list[float] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Ask again: old parts may have been thinned meanwhile."""
+        stretches = self._tape.stretches()
+        self._firsts = [stretch.first for stretch in stretches]
+        self._steps = [stretch.step for stretch in stretches]
+
+    def step(self, t: float) -> float:
+        """Return the seconds between the samples of a rank that are kept around ``t``; 0 where all are."""
+        at = bisect_right(self._firsts, t) - 1
+        step = self._steps[max(0, at)] if self._steps else 0.0
+        return step if step >= THINNED and step > self._tape.spacing else 0.0
 
 
-def received(items: Iterable[Item], now: float) -> Iterator[Received]:
-    """Decode messages as of ``now``; what can't be read is left out, as a viewer of the hub would."""
+def received(items: Iterable[Item], now: float, spacing: float = 0.0) -> Iterator[Received]:
+    """Decode messages as of ``now``; what can't be read is left out, as a viewer of the hub would.
+
+    ``spacing``: seconds between two samples of a rank that were recorded at all: so long a rank is not silent.
+    """
     for item in items:
         try:
             header = decode_header(item.header)
             body = decode_body(header, item.body)
         except WireError:
             continue
+        if spacing and isinstance(body, Sample) and body.interval < spacing:
+            body = replace(body, interval=spacing)
         # A message from after ``now`` has a negative age: its time stays exact.
         yield Received(header=header, body=body, age=now - item.t, number=item.number)
 
