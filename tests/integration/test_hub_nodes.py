@@ -163,6 +163,8 @@ def test_a_hub_that_was_replaced_is_followed_through_its_new_door(lab: Cluster) 
     nodes[1].card(2)
     nodes[1].card(3)
     nodes[1].train(range(3, 5))
+    for _ in range(20):
+        lab.turn()
     lab.skipped += LOST
     lab.until(lambda: viewer.states() == "here lost linked")
     lab.meet()

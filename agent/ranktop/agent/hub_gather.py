@@ -9,9 +9,9 @@ from typing import Final
 
 import zmq
 
-from ranktop.agent.hub_door import Keys
+from ranktop.agent.hub_door import BATCH, Keys
 from ranktop.agent.hub_merge import Merge
-from ranktop.agent.hub_state import HubState
+from ranktop.agent.hub_state import HubState, item_bytes
 from ranktop.wire.codec import MAX_BATCH, WireError, WrongVersion, clean, decode_batch, encode_ask
 from ranktop.wire.nodes import Door, NodeLink
 from ranktop.wire.schema import Ask, Batch
@@ -30,9 +30,6 @@ _PATIENCE: Final = 2.0
 first ones: a slow network needs more, and a hub that does not know this one yet soon will."""
 _MOST_PATIENCE: Final = 12.0
 _QUICK_TRIES: Final = 5
-
-_BEHIND: Final = 1.5
-"""Seconds between the newest message of an answer and the answer from which on there is more to come."""
 
 _OFFSETS: Final = 64
 _OTHER_VERSION: Final = 30.0
@@ -195,8 +192,7 @@ class Gather:
         if batch.lost > 0:
             self.missed += batch.lost
             self._changed()
-        newest = max((item.t for item in batch.items), default=batch.now)
-        more = batch.last < 0 or batch.now - newest > _BEHIND
+        more = batch.last < 0 or sum(map(item_bytes, batch.items)) >= BATCH
         self._asked_at = None
         self._next = now if more else now + _SPACING
         if more:
