@@ -1,4 +1,4 @@
-"""A real OpenSSH server on a loopback port, with keys and configuration of its own, for the tests of what goes by ssh."""
+"""A real OpenSSH server on a loopback port, with keys and configuration of its own, for tests of what goes by ssh."""
 
 from __future__ import annotations
 

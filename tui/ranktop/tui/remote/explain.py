@@ -13,9 +13,9 @@ AUTH: Final = "auth"
 
 _RULES: Final[tuple[tuple[str, str, str], ...]] = (
     (
-        r"REMOTE HOST IDENTIFICATION HAS CHANGED|host key for .* has changed|differs from the key for the IP address",
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED|[Hh]ost key for .* has changed|differs from the key for the IP",
         AUTH,
-        "the host key of {host} has changed: somebody may be in between; if the machine was set up anew: {forget}",
+        "host key of {known} has changed: somebody may be in between; if it was set up anew: ssh-keygen -R '{known}'",
     ),
     (
         r"Host key verification failed|No \S+ host key is known for",
@@ -60,6 +60,9 @@ _RULES: Final[tuple[tuple[str, str, str], ...]] = (
 )  # fmt: skip
 
 _UNRESOLVED: Final = re.compile(r"[Cc]ould not resolve hostname ([^\s:]{1,255})")
+_CONNECTING: Final = re.compile(r"connect to host (\S{1,255}) port")
+_DENIED: Final = re.compile(r"(\S{1,255}@\S{1,255}): Permission denied \(")
+_CHANGED: Final = re.compile(r"Host key for ([][\w:.%-]{1,255}) has changed")
 
 _NOISE: Final = re.compile(
     r"^(?:debug\d:|Warning: Permanently added|Killed by signal|Pseudo-terminal|mux_client_|Shared connection|\*\*)"
@@ -73,11 +76,14 @@ def explain(said: str, target: Target) -> tuple[str, str]:
     last = next((line for line in reversed(lines) if not line.startswith("@")), "")[:200]
     for pattern, kind, words in _RULES:
         if re.search(pattern, said):
-            unresolved = _UNRESOLVED.search(said)
+            # With a jump host it may be that one which is not reached, or refuses.
             return kind, words.format(
-                host=target.host, where=target.words, said=last,
-                name=clean(unresolved[1]) if unresolved else target.host, forget=_forget(target),
-            )  # fmt: skip
+                host=_named(_CONNECTING, said) or target.host,
+                name=_named(_UNRESOLVED, said) or target.host,
+                where=_named(_DENIED, said) or target.words,
+                known=_named(_CHANGED, said) or target.host,
+                said=last,
+            )
     return "", f"ssh to {target.words} failed" + (f": {last}" if last else "")
 
 
@@ -91,6 +97,6 @@ def reworded(line: str) -> bool:
     )  # fmt: skip
 
 
-def _forget(target: Target) -> str:
-    place = target.host if target.port in (None, 22) else f"[{target.host}]:{target.port}"
-    return f"ssh-keygen -R '{place}'"
+def _named(pattern: re.Pattern[str], said: str) -> str:
+    found = pattern.search(said)
+    return clean(found[1]) if found else ""

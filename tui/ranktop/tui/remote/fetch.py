@@ -15,7 +15,7 @@ from ranktop.tui.remote.connection import Connection
 from ranktop.tui.remote.far import FarError, Listing
 from ranktop.tui.remote.passing import run_far
 from ranktop.tui.remote.place import Place
-from ranktop.tui.remote.ssh import Ssh, SshError
+from ranktop.tui.remote.ssh import Ssh, SshError, named_command
 from ranktop.tui.remote.target import Target, TargetError, parse_target
 from ranktop.wire.codec import clean
 
@@ -43,7 +43,11 @@ def fetch_recording(
     """
     say = say or _say
     try:
-        way = Ssh(parse_target(target) if isinstance(target, str) else target, options, remote_command=remote_command)
+        way = Ssh(
+            parse_target(target) if isinstance(target, str) else target,
+            options,
+            remote_command=named_command(remote_command),
+        )
         way.check()
         place = Place()
     except (TargetError, SshError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,16 +52,15 @@ def way(
     config: str | None = None,
 ) -> Ssh:
     """Return the way to a machine; exits with one line and code 2 for what is none."""
-    from ranktop.tui.remote.ssh import Ssh, SshError
+    from ranktop.tui.remote.ssh import Ssh, SshError, named_command
     from ranktop.tui.remote.target import TargetError, parse_target
 
-    command = remote_command or os.environ.get("RANKTOP_REMOTE_COMMAND") or None
     try:
         place = parse_target(target)
         if port is not None and place.port not in (None, port):
             fail(f"{target!r} and -p {port} name different ports", USAGE)
         place = type(place)(place.host, place.user, place.port or port)
-        ssh = Ssh(place, tuple(options or ()), jump, identity, config, command)
+        ssh = Ssh(place, tuple(options or ()), jump, identity, config, named_command(remote_command))
         ssh.check()
     except (TargetError, SshError) as error:
         fail(str(error), USAGE)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from ranktop.tui.cli import FAILED, fail
-from ranktop.tui.remote.connection import HELLO_SECONDS, MOST_NOISE
+from ranktop.tui.remote.connection import MOST_NOISE
 from ranktop.tui.remote.explain import explain
 from ranktop.tui.remote.far import NOT_FOUND, SHELL, FarError, no_ranktop, once_script
 from ranktop.tui.remote.ssh import Ssh, SshError
@@ -143,38 +140,3 @@ class _Lines:
         if self._rest:
             sys.stdout.write(clean(self._rest.decode(errors="replace")))
             sys.stdout.flush()
-
-
-def export_to(ssh: Ssh, arguments: list[str], output: Path) -> int:
-    """Run ``ranktop export ... --output -`` there into a file of this side, which appears when it is whole."""
-    try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
-    except OSError as error:
-        fail(f"{output} cannot be written: {error.strerror}", FAILED)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            code = run_far(ssh, arguments, lambda data: void(file.write(data)))
-        if code == 0:
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, output)
-        return code
-    except (FarError, SshError) as error:
-        fail(clean(str(error)), FAILED)
-    except OSError as error:
-        fail(f"{output} cannot be written: {error.strerror}", FAILED)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-
-
-def void(_: object) -> None:
-    """Take a value that nobody needs."""
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-__all__ = ["HELLO_SECONDS", "export_to", "pass_on", "run_far"]

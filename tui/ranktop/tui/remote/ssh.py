@@ -105,6 +105,11 @@ class Ssh:
         return {key.lower(): value for key, _, value in pairs}
 
 
+def named_command(option: str | None) -> str | None:
+    """Return how ranktop is run there: the option, else ``RANKTOP_REMOTE_COMMAND``, else None: it is searched for."""
+    return option or os.environ.get("RANKTOP_REMOTE_COMMAND") or None
+
+
 def program() -> str:
     """Return the path of ssh; SshError where there is none."""
     found = shutil.which("ssh")

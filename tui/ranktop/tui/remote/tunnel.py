@@ -20,6 +20,8 @@ LIST_EVERY: Final = 5.0
 """Seconds between two looks for jobs, or for one whose hub is silent: each starts a Python there."""
 LIST_SELDOM: Final = 60.0
 """The same once the job has ended."""
+GONE: Final = 20.0
+"""Seconds without a hub after which a job that has not ended is given up: its agents start another hub sooner."""
 SILENT: Final = 4.0
 """Seconds without an answer of the hub after which its job is looked for."""
 PING_EVERY: Final = 5.0
@@ -66,7 +68,8 @@ class Tunnel:
         self._listing = listing
         self._job: str | None = None
         self._forwarded = ""
-        self._missing = 0
+        self._missing_since: float | None = None
+        self._had_ended = False
         self._only_own = False
         self._standing = Standing(True, since=time.monotonic())
         self.silent_for: Callable[[], float] = lambda: 0.0
@@ -113,7 +116,7 @@ class Tunnel:
         while not self._closing.is_set():
             try:
                 connection = self._connection or self._connect()
-                self._set(up=True, detail="", again=None)
+                self._set(up=True, again=None, detail=self._standing.detail if self._missing_since else "")
                 began = time.monotonic()
                 failure = self._keep(connection)
                 # One that is lost at once each time is no reason to try all the faster.
@@ -146,6 +149,7 @@ class Tunnel:
             raise
         self._only_own = False
         self._listing = connection.jobs()
+        self._note_missing(connection)
         return connection
 
     def _drop(self) -> None:
@@ -183,7 +187,7 @@ class Tunnel:
     def _list_after(self) -> float:
         if self._standing.ended:
             return LIST_SELDOM
-        return LIST_EVERY if self._job is None or self.silent_for() > SILENT else float("inf")
+        return LIST_EVERY if self._job is None or self._missing_since or self.silent_for() > SILENT else float("inf")
 
     def _look(self, connection: Connection) -> None:
         try:
@@ -192,14 +196,24 @@ class Tunnel:
             if connection.alive:
                 self._set(detail=str(error))
             return
-        self._set(detail="")
-        if self._job is not None and self._entry() is None:
-            self._missing += 1
-            # A killed hub is missing for as long as the agents need to start another one.
-            if self._missing > 1 and not self._standing.ended:
+        self._note_missing(connection)
+
+    def _note_missing(self, connection: Connection) -> None:
+        """Say what it means when the chosen job has no hub, and give it up in the end."""
+        if self._job is None or (entry := self._entry()) is not None:
+            self._missing_since = None
+            self._had_ended = self._job is not None and entry is not None and entry.ended
+            self._set(detail="")
+            return
+        now = time.monotonic()
+        self._missing_since = self._missing_since or now
+        if self._had_ended or now - self._missing_since > GONE:
+            if not self._standing.ended:
                 connection.stop_forwarding()
                 self._forwarded = ""
                 self._set(ended=True, detail="the hub has ended, some time after the job's last rank")
+        else:
+            self._set(detail="the hub is gone; the job's agents start another one")
 
     def _entry(self) -> JobEntry | None:
         return next((job for job in self._listing.jobs if job.id == self._job), None)
@@ -210,10 +224,7 @@ class Tunnel:
             return
         entry = self._entry()
         if entry is None:
-            if not self._standing.ended and not self._forwarded:
-                self._set(detail=f"job {self._job} is not on {self.ssh.target.words} any more; looking for it")
             return
-        self._missing = 0
         remote = f"{entry.directory}/viewers.sock"
         if remote == self._forwarded:
             return
