@@ -115,7 +115,7 @@ def _difference(comparison: Comparison, other: Side, verdict: Verdict) -> dict[s
         "run": other.letter,
         "to": comparison.base.letter,
         "verdict": verdict.sentence,
-        "because": verdict.because or None,
+        "because": list(verdict.because),
         "memory": verdict.memory,
         "time": verdict.time,
         "needs": _away(comparison.needs_differ(other), whole=True),

@@ -10,6 +10,7 @@ from ranktop.tui.compare.comparison import Comparison
 from ranktop.tui.compare.side import PHASES, Side
 from ranktop.tui.compare.spread import Difference, Spread
 from ranktop.tui.compare.verdict import percent
+from ranktop.tui.session.expected import difference
 from ranktop.tui.view.text import GIB, Unit, count, human, seconds, short_count, unit_for
 
 DASH: Final = "–"
@@ -67,7 +68,8 @@ def _category(comparison: Comparison, name: str, unit: Unit) -> TableRow:
         held = one.held
         amount = held.expected.get(name) if held is not None else None
         expected.append(_size(amount.bytes if amount is not None else None, unit, "dim"))
-        measured.append(_size(getattr(held.memory, name) if held is not None else None, unit))
+        value = getattr(held.memory, name) if held is not None else None
+        measured.append(_size(value, unit, "warn" if (difference(value, amount) or 0) > 0 else ""))
     away = tuple(_bytes_away(comparison.category_differs(name, other), unit) for other in comparison.others)
     blank = (Cell(""),) * len(expected)
     return TableRow(name, blank if name == "cache" else tuple(expected), tuple(measured), away)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,9 +56,14 @@ def run(sources: Sequence[str], wish: Wish, options: Sequence[str] = ()) -> int:
         from ranktop.tui.compare.page import as_text, page
 
         coloured = colour()
-        lines = page(comparison, columns(), colour=coloured, ascii_only=not _speaks_unicode())
+        lines = page(comparison, columns(), colour=coloured, ascii_only=not _speaks_unicode(), height=_height())
         put("\n".join(as_text(line, colour=coloured) for line in lines) + "\n")
     return FOUND
+
+
+def _height() -> int | None:
+    """Return the lines of the terminal; None where the page goes elsewhere."""
+    return shutil.get_terminal_size().lines if sys.stdout.isatty() else None
 
 
 def _speaks_unicode() -> bool:

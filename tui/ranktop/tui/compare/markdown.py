@@ -14,10 +14,10 @@ from ranktop.tui.view.text import plain
 
 def markdown(comparison: Comparison) -> str:
     """Return the whole comparison, ending with a newline."""
-    parts: list[str] = []
-    for verdict in verdicts(comparison):
-        because = f" ({_safe(verdict.because)})" if verdict.because else ""
-        parts.append(f"**{_safe(verdict.sentence)}**{because}")
+    parts = [
+        "\n".join([f"**{_safe(verdict.sentence)}**", *(f"- {_safe(text)}" for text in verdict.because)])
+        for verdict in verdicts(comparison)
+    ]
     warned = [f"- {_safe(one.sentence)}" for one in comparison.caveats if one.hurts != "all"]
     if warned:
         parts.append("\n".join(warned))

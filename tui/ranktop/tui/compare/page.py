@@ -20,11 +20,13 @@ WIDEST: Final = 120
 
 
 def page(
-    comparison: Comparison, width: int, *, colour: bool, ascii_only: bool = False, now: float | None = None
-) -> list[Line]:
+    comparison: Comparison, width: int, *, colour: bool, ascii_only: bool = False, now: float | None = None,
+    height: int | None = None,
+) -> list[Line]:  # fmt: skip
     """Return the lines of the page, none wider than ``width`` unless a table of many runs must be.
 
-    ``now``: wall clock, seconds since the epoch.
+    ``now``: wall clock, seconds since the epoch. ``height``: lines of the terminal; a page that is longer ends with the
+    verdict, too, for its beginning is no longer in sight.
     """
     width = max(NARROWEST, min(WIDEST, width))
     look = Look(width, colour, ASCII if ascii_only else UNICODE, time.time() if now is None else now)
@@ -44,6 +46,8 @@ def page(
         lines += [((line, style),) for text, style in told for line in fold(text, width, "    ")]
     lines.append(())
     lines += [((line, "dim"),) for text in notes(comparison) for line in fold(text, width, "  ")]
+    if height is not None and len(lines) >= height:
+        lines += [(), *_verdicts(comparison, width)]
     return [in_ascii(line) for line in lines] if ascii_only else lines
 
 
@@ -51,8 +55,9 @@ def _verdicts(comparison: Comparison, width: int) -> Iterator[Line]:
     for verdict in verdicts(comparison):
         for line in fold(verdict.sentence, width, "  "):
             yield ((line, "bold"),)
-        for line in fold(verdict.because, width - 2) if verdict.because else ():
-            yield ((f"  {line}", "dim"),)
+        for because in verdict.because:
+            for line in fold(because, width - 2, "  "):
+                yield ((f"  {line}", "dim"),)
     for caveat in comparison.caveats:
         if caveat.hurts != "all":
             for line in fold(f"! {caveat.sentence}", width, "  "):

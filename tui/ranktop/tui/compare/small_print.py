@@ -8,6 +8,7 @@ from typing import Final
 from ranktop.tui.compare.comparison import Comparison
 from ranktop.tui.compare.held import Held
 from ranktop.tui.compare.side import Side
+from ranktop.tui.compare.spread import ENOUGH, FEW
 from ranktop.tui.view.text import count, human, plain, ranges
 
 MARKS: Final = {"critical": "✖", "warning": "!", "info": "·"}
@@ -34,6 +35,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
     """Yield the small print, a sentence each."""
     compared = comparison.window.words()
     yield f"Compared: {compared}. {_counts(comparison)}"
+    if _too_few(comparison):
+        yield f"Fewer than {ENOUGH} steps: a spell of slow ones may look like a difference of several percent."
     if any(one.held is not None for one in comparison.sides):
         yield _what_memory_is(comparison)
     for one in comparison.sides:
@@ -53,6 +56,12 @@ def _counts(comparison: Comparison) -> str:
         f"{one.letter} {count(one.times['seconds'].count) if 'seconds' in one.times else 0}" for one in comparison.sides
     )
     return f"Timed steps: {told} (medians)."
+
+
+def _too_few(comparison: Comparison) -> bool:
+    """Whether a spell of slow steps may be all that was seen of a run."""
+    counts = [one.times["seconds"].count for one in comparison.sides if "seconds" in one.times]
+    return bool(counts) and FEW <= min(counts) < ENOUGH
 
 
 def _what_memory_is(comparison: Comparison) -> str:

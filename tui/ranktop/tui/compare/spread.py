@@ -13,6 +13,9 @@ from ranktop.tui.session.findings.robust import NORMAL
 LEAST_SHARE: Final = 0.02
 """Share by which the medians of the same job run twice differ for no reason that the steps show."""
 
+ENOUGH: Final = 100
+"""Steps from which that share holds; of fewer a spell of slow ones may be all that was seen, and it grows."""
+
 ERRORS: Final = 3.0
 """... and by so many standard errors of both."""
 
@@ -22,6 +25,9 @@ OF_A_MEDIAN: Final = math.sqrt(math.pi / 2)
 BLOCKS: Final = 10
 BLOCK_STEPS: Final = 4
 """Parts of a run that are looked at apart, and steps of the smallest one: a run that drifts shows it only there."""
+
+ALIKE: Final = 30
+"""Steps in a row that may be slow or fast together: a run tells of its usual step as if it had so many times fewer."""
 
 FEW: Final = 10
 """Steps below which nothing is said of a difference."""
@@ -88,5 +94,7 @@ def differ(base: Spread | None, value: Spread | None) -> Difference | None:
     if base is None or value is None or min(base.count, value.count) < FEW:
         return None
     away = value.middle - base.middle
-    noise = max(LEAST_SHARE * abs(base.middle), ERRORS * math.hypot(base.error, value.error))
+    correlated = math.hypot(*(one.spread * math.sqrt(ALIKE / max(ALIKE, one.count)) for one in (base, value)))
+    least = LEAST_SHARE * math.sqrt(max(1.0, ENOUGH / min(base.count, value.count)))
+    noise = max(least * abs(base.middle), ERRORS * math.hypot(base.error, value.error), correlated)
     return Difference(away, away / base.middle if base.middle else None, noise)

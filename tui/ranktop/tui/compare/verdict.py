@@ -25,8 +25,8 @@ class Verdict:
 
     letter: str
     sentence: str
-    because: str
-    """Which categories and phases make the difference; empty where there is none."""
+    because: tuple[str, ...]
+    """Which categories make the difference, and which phases: a line each; empty where there is none."""
     memory: str
     """``less``, ``more``, ``same`` (within noise), ``unknown``, ``not comparable``."""
     time: str
@@ -43,15 +43,11 @@ def _verdict(comparison: Comparison, other: Side) -> Verdict:
     hard = [caveat for caveat in comparison.caveats if caveat.hurts == "all" and other.letter in caveat.letters]
     if hard:
         sentence = f"{base.letter} and {other.letter} cannot be compared: {hard[0].why}."
-        return Verdict(other.letter, sentence, "", "not comparable", "not comparable")
+        return Verdict(other.letter, sentence, (), "not comparable", "not comparable")
     memory, needs = _memory(comparison, other)
     time, steps = _time(comparison, other)
-    joined = _joined(other.letter, needs, steps)
-    return Verdict(other.letter, joined, _because(comparison, other), memory, time)
-
-
-def _joined(letter: str, needs: str, steps: str) -> str:
-    return f"{letter} {needs} and {steps}."
+    because = (*_categories(comparison, other), *_phases(comparison, other))
+    return Verdict(other.letter, f"{other.letter} {needs} and {steps}.", because, memory, time)
 
 
 def _memory(comparison: Comparison, other: Side) -> tuple[str, str]:
@@ -99,11 +95,6 @@ def _not_timed(base: Side, other: Side, name: str) -> str:
     return f"its speed can't be compared: only {told} steps were timed, it takes {FEW}"
 
 
-def _because(comparison: Comparison, other: Side) -> str:
-    parts = [*_categories(comparison, other), *_phases(comparison, other)]
-    return "; ".join(parts)
-
-
 def _categories(comparison: Comparison, other: Side) -> Iterator[str]:
     whole = comparison.needs_differ(other)
     if whole is None or not whole.real:
@@ -117,7 +108,8 @@ def _categories(comparison: Comparison, other: Side) -> Iterator[str]:
     ]
     found.sort(key=lambda one: -abs(one[0]))
     if found:
-        yield ", ".join(f"{name} {human(int(away), sign=True)}" for away, name in found[:MOST_CAUSES])
+        told = ", ".join(f"{name} {human(int(away), sign=True)}" for away, name in found[:MOST_CAUSES])
+        yield f"memory: {told}"
 
 
 def _phases(comparison: Comparison, other: Side) -> Iterator[str]:
@@ -133,7 +125,8 @@ def _phases(comparison: Comparison, other: Side) -> Iterator[str]:
     ]
     found.sort(key=lambda one: -abs(one[0]))
     if found:
-        yield ", ".join(f"{name} {seconds_away(away)}" for away, name in found[:MOST_CAUSES])
+        told = ", ".join(f"{name} {seconds_away(away)}" for away, name in found[:MOST_CAUSES])
+        yield f"time: {told} a step"
 
 
 def percent(share: float) -> str:

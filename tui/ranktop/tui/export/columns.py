@@ -110,7 +110,7 @@ _STEPS: Final = (
     Column("step", "int", "", _sample("step")),
     Column("step_age", "float", "s", _sample("step_age")),
     Column("phase", "text", "", lambda row: plain(row.sample.phase) or None),
-    Column("steps_timed", "int", "", lambda row: len(row.sample.steps)),
+    Column("steps_timed", "int", "", lambda row: len(row.steps)),
     Column("step_seconds", "float", "s", _step("seconds")),
     Column("data_seconds", "float", "s", _step("data")),
     Column("forward_seconds", "float", "s", _step("forward")),

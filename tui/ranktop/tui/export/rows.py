@@ -16,6 +16,9 @@ from ranktop.wire.schema import Card, Header, Item, Sample
 if TYPE_CHECKING:
     from ranktop.wire.recording import Recording
 
+Life = tuple[int, int, int]
+"""(rank, restart, process)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -33,6 +36,8 @@ class Row:
     """At which the last step that was read held the most."""
     expected: dict[str, Amount]
     """category -> what the rank should hold at that moment."""
+    steps: tuple[StepTimes, ...] = ()
+    """Steps that no earlier row of the rank has told: a sample repeats the last one until the next is timed."""
 
     @property
     def measured(self) -> Memory | None:
@@ -46,8 +51,8 @@ class Row:
 
     @property
     def step(self) -> StepTimes | None:
-        """The newest step that was finished since the sample before; None when none was."""
-        return self.sample.steps[-1] if self.sample.steps else None
+        """The newest step that was timed since the row before; None when none was."""
+        return self.steps[-1] if self.steps else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +68,13 @@ class Stretch:
 
 def rows(recording: Recording, stretch: Stretch) -> Iterator[Row]:
     """Yield the samples in order of time; RecordingError. Messages that can't be read are left out."""
-    cards: dict[tuple[int, int, int], Card] = {}
+    cards: dict[Life, Card] = {}
     for item in recording.events():
         if item.t > stretch.after:
             break
         _note_card(item, cards)
     slots: dict[int, int] = {}
+    told: dict[Life, int] = {}
     for item in recording.items(stretch.after, stretch.until):
         header = _header(item)
         if header is None:
@@ -81,26 +87,32 @@ def rows(recording: Recording, stretch: Stretch) -> Iterator[Row]:
                 if slots.get(header.rank) == slot:
                     continue
                 slots[header.rank] = slot
-            row = _row(recording, item, header, cards)
+            row = _row(recording, item, header, cards, told)
             if row is not None:
                 yield row
 
 
-def _row(recording: Recording, item: Item, header: Header, cards: dict[tuple[int, int, int], Card]) -> Row | None:
+def _row(
+    recording: Recording, item: Item, header: Header, cards: dict[Life, Card], told: dict[Life, int]
+) -> Row | None:
     try:
         sample = decode_body(header, item.body)
     except WireError:
         return None
     if not isinstance(sample, Sample):
         return None
-    card = cards.get((header.rank, header.restart, header.pid))
+    life = (header.rank, header.restart, header.pid)
+    card = cards.get(life)
+    steps = tuple(step for step in sample.steps if step.index > told.get(life, 0))
+    if steps:
+        told[life] = steps[-1].index
     moment = peak_moment(sample.table)
     budget = expected(card, sample.table) if card is not None else None
     amounts = budget.at(moment) if budget is not None and moment is not None else {}
-    return Row(recording.wall(item.t), item.t, header, card, sample, moment, amounts)
+    return Row(recording.wall(item.t), item.t, header, card, sample, moment, amounts, steps)
 
 
-def _note_card(item: Item, cards: dict[tuple[int, int, int], Card]) -> None:
+def _note_card(item: Item, cards: dict[Life, Card]) -> None:
     header = _header(item)
     if header is None or header.kind != "card":
         return

@@ -92,7 +92,7 @@ def _list(text: io.TextIOWrapper, name: str, lines: Iterator[str]) -> None:
 def _object(row: Row) -> dict[str, Any]:
     """A row with what no single column can hold: every step that was timed, every process group."""
     found: dict[str, Any] = dict(zip((column.name for column in COLUMNS), values(row), strict=True))
-    found["steps"] = harmless([msgspec.to_builtins(step) for step in row.sample.steps])
+    found["steps"] = harmless([msgspec.to_builtins(step) for step in row.steps])
     found["groups"] = harmless([msgspec.to_builtins(group) for group in row.sample.collectives.groups])
     return found
 
