@@ -13,6 +13,7 @@ from ranktop.tui.session.state import Session, Snapshot
 from ranktop.tui.status_json import BUDGETABLE, strategy_json
 from ranktop.tui.status_report import report
 from ranktop.tui.view.label import simulated
+from ranktop.tui.view.nodes import nodes_line
 from ranktop.wire.codec import clean
 
 
@@ -30,6 +31,8 @@ def print_snapshots(snapshots: Sequence[Snapshot]) -> None:
     console = Console(width=width, markup=False, emoji=False, highlight=False)
     for snapshot in snapshots:
         console.print(job_line(snapshot))
+        if line := nodes_line(snapshot):
+            console.print(line, soft_wrap=True)
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for name in COLUMNS:
             table.add_column(name, justify="left" if name in {"node", "moment", "state"} else "right", no_wrap=True)

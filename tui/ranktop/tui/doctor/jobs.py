@@ -126,7 +126,7 @@ def _ranks(reached: Reached) -> Result:
         advice = f"is the script run by the agent ({_START}), and RANKTOP_DISABLE not set?"
         return failed(found, advice, label=label, **facts)
     if missing := by_state.get("missing"):
-        advice = "ranks of another node are not connected yet; those of this one: see their standard error"
+        advice = "of another node: ranktop doctor there, and docs/nodes.md; of this one: see their standard error"
         return warned(f"{found}; never heard: {ranges(missing)}", advice, label=label, **facts)
     if silent := by_state.get("silent"):
         oldest = max(ages, default=0.0)

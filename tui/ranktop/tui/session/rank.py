@@ -11,6 +11,7 @@ from ranktop.budget.terms import Budget, Memory
 from ranktop.probes.reading import AllocatorReading, DeviceDetail, StepTimes
 from ranktop.tui.session.expected import difference, expected, peak_moment
 from ranktop.tui.session.footprints import KEPT, Footprint, footprint
+from ranktop.tui.session.nodes import NODE_LOST
 from ranktop.tui.session.rings import Ring, joined
 from ranktop.wire.points import point_of
 from ranktop.wire.schema import Box, Card, Device, End, Header, Look, Mark, Point, Sample, Stack
@@ -138,7 +139,7 @@ class RankView:
     @property
     def stale(self) -> bool:
         """True when its values are older than the allowed number of intervals."""
-        return is_stale(self.sample, self.age)
+        return self.state == NODE_LOST or is_stale(self.sample, self.age)
 
     def memory(self, moment: str | None) -> Memory | None:
         """Return the bytes at a moment of the last finished step; ``now`` and None mean the latest reading."""

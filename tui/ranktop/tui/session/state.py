@@ -15,10 +15,12 @@ from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.keeper import Keeper
 from ranktop.tui.session.findings.missing import of_these_nodes
 from ranktop.tui.session.footprints import KEPT, KEPT_OF_MANY, MANY
+from ranktop.tui.session.nodes import NODE_LOST, Hosts, NodesState, NodeView
 from ranktop.tui.session.processes import Owners, Places, places
 from ranktop.tui.session.rank import GONE, MARKS_KEPT, Event, RankState, RankView
 from ranktop.tui.session.source import Received, Reset, Whole
 from ranktop.tui.session.stall import patience
+from ranktop.wire.nodes import Nodes
 from ranktop.wire.schema import Box, Card, Device, End, History, Job, Mark, Sample, Stack
 
 __all__ = ["Event", "RankState", "RankView", "Session", "Snapshot"]
@@ -32,6 +34,9 @@ LAGGING: Final = 1.5
 
 MOST_MISSING: Final = 65536
 """World size up to which ranks that were never seen are listed."""
+
+_OVER: Final = frozenset({*GONE, NODE_LOST})
+"""States of a rank that is not known to go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ class Snapshot:
     """Median of the last step times."""
     step_age: float | None = None
     """Seconds since any rank last finished a step."""
+    nodes: tuple[NodeView, ...] = ()
+    """What the hub that is asked sees of the job's nodes; empty for a job of one."""
     places: Places | None = None
     """Where the ranks and their processes are, kept from frame to frame."""
     findings: tuple[Finding, ...] = ()
@@ -101,6 +108,8 @@ class Session:
         self.hub = ""
         self.ranks: dict[int, RankState] = {}
         self.marks: deque[Event] = deque(maxlen=MARKS_KEPT)
+        self.nodes = NodesState()
+        self._hosts = Hosts()
         self._uncompared: dict[int, RankState] = {}
         self._places: Places | None = None
         self._listed: dict[int, int | None] = {}
@@ -131,6 +140,8 @@ class Session:
             if item.header.rank < 0:
                 if isinstance(item.body, Mark):
                     self.marks.append(Event(at, item.body.what, item.body.detail))
+                elif isinstance(item.body, Nodes):
+                    self.nodes.take(item.body, at)
                 continue
             state = self._rank(item.header.rank)
             try:
@@ -175,12 +186,10 @@ class Session:
                 state.recall(item.header, body)
             return False
         if isinstance(body, Card):
-            state.card = body
-            self.job = body.job if self.job is None else self.job
-            self._places = None
+            self._carded(state, body)
         elif isinstance(body, Sample):
             state.hear(body, at)
-            if at > self._began:
+            if at > self._began and self.nodes.prompt(state.rank):
                 self._newest = (at + item.age, item.age)
             self._note_listed(state.rank, body)
         elif isinstance(body, Device):
@@ -195,6 +204,15 @@ class Session:
         elif isinstance(body, End):
             state.end, state.ended = body, at
         return True
+
+    def _carded(self, state: RankState, card: Card) -> None:
+        state.card = card
+        # Its id is another one once the hub knows of the job's other nodes, its size when some join or leave.
+        self.job = card.job
+        self._places = None
+        for other in map(self.ranks.get, self._hosts.put(card)):
+            if other is not None and other.card is not None:
+                other.card = self._hosts.name(other.card)
 
     def _note_listed(self, rank: int, sample: Sample) -> None:
         if self._listed.get(rank) != sample.device.process_pid:
@@ -220,6 +238,7 @@ class Session:
         self._uncompared = {}
         self._began, self._newest, self._arriving = now, None, reset.parts
         self._places, self._listed = None, {}
+        self.nodes, self._hosts = NodesState(), Hosts()
         self.findings.forget()
         self.job, self.hub = reset.job, reset.hub
         if reset.replaced:
@@ -243,7 +262,8 @@ class Session:
     def state(self) -> str:
         """Return ``starting``, ``running``, ``stalled`` or ``ended``, as the steps alone tell it."""
         age = self.step_age()
-        if self.ranks and all(state.state() in GONE for state in self.ranks.values()):
+        over = all(self._in_words(state) in _OVER for state in self.ranks.values())
+        if over and any(state.end is not None for state in self.ranks.values()):
             if not self._expects_another():
                 return "ended"
             return "starting" if age is None else "running"
@@ -262,16 +282,22 @@ class Session:
         missing = tuple(rank for rank in range(size) if rank not in self.ranks)
         return bool(of_these_nodes([state.view() for state in self.ranks.values()], missing, size))
 
+    def _view(self, rank: int, copy_history: bool) -> RankView:
+        known = self.ranks.get(rank)
+        if known is None:
+            return RankView(rank=rank, state="missing", age=None)
+        view = known.view(copy_history=copy_history)
+        state = self.nodes.state_of(rank, view.state, GONE)
+        return view if state == view.state else replace(view, state=state)
+
+    def _in_words(self, state: RankState) -> str:
+        return self.nodes.state_of(state.rank, state.state(), GONE)
+
     def snapshot(self, *, copy_history: bool = False) -> Snapshot:
         """Return the job as it is now; with ``copy_history`` one that stays as it is for ever."""
         size = self.job.world_size if self.job and self.job.world_size <= MOST_MISSING else 0
         known = sorted({*self.ranks, *range(size)}) if len(self.ranks) < size else sorted(self.ranks)
-        views = [
-            self.ranks[rank].view(copy_history=copy_history)
-            if rank in self.ranks
-            else RankView(rank=rank, state="missing", age=None)
-            for rank in known
-        ]
+        views = [self._view(rank, copy_history) for rank in known]
         if self._places is None:
             self._places = places(views)
         snapshot = Snapshot(
@@ -283,11 +309,15 @@ class Session:
             step=max((view.sample.step for view in views if view.sample), default=0),
             step_seconds=self._usual_step(),
             step_age=self.step_age(),
+            nodes=self.nodes.views,
             places=self._places,
             behind=self.behind(),
             memory={} if copy_history else self.findings.memory,
         )
-        found = () if self._arriving else self.findings.of(snapshot)
+        # Of ranks on a lost node nothing is known now, so no rule compares them or says what they do.
+        seen = [view for view in views if view.state != NODE_LOST]
+        asked = snapshot if len(seen) == len(views) else replace(snapshot, ranks=tuple(seen))
+        found = () if self._arriving else self.findings.of(asked)
         if self.findings.failure:
             self.failure = self.findings.failure
         return replace(snapshot, state=_as_found(snapshot.state, found), findings=found)

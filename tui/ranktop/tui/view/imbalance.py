@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ranktop.tui.session.findings.finding import Finding
+from ranktop.tui.session.nodes import NODE_LOST
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
@@ -167,7 +168,9 @@ def shape(view: RankView, glyphs: Glyphs) -> str:
     state = view.state
     if state in ("failed", "killed", "vanished"):
         return glyphs.failed
-    marks = {"ended": glyphs.ended, "silent": glyphs.silent, "missing": glyphs.waiting, "starting": glyphs.starting}
+    if state in ("silent", NODE_LOST):
+        return glyphs.silent
+    marks = {"ended": glyphs.ended, "missing": glyphs.waiting, "starting": glyphs.starting}
     return marks.get(state, glyphs.missing)
 
 
@@ -231,8 +234,8 @@ def _shapes(snapshot: Snapshot, found: Field, options: Options) -> list[tuple[st
     names: dict[tuple[str, str], int] = {}
     for view in snapshot.ranks:
         if view.rank not in found.values:
-            word = {"ended": "ended", "silent": "silent", "missing": "not seen", "starting": "starting"}.get(view.state)
-            word = word or (view.state if view.end is not None else "not known")
+            told = view.end is not None or view.state in ("silent", NODE_LOST, "starting")
+            word = "not seen" if view.state == "missing" else view.state if told else "not known"
             key = (shape(view, options.glyphs), word)
             names[key] = names.get(key, 0) + 1
     return [(mark_, f"{number} {word}") for (mark_, word), number in names.items()]

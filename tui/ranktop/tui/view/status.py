@@ -6,6 +6,7 @@ from typing import Final
 
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.words import end_sentence, what_went_wrong
+from ranktop.tui.session.nodes import NODE_LOST
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.device_words import health_word
@@ -40,6 +41,8 @@ def rank_state(view: RankView, finding: Finding | None, glyphs: Glyphs) -> tuple
     age = "" if view.age is None else duration(view.age)
     if state == "silent":
         return f"{glyphs.silent} silent {age}", "warn"
+    if state == NODE_LOST:
+        return f"{glyphs.silent} node lost {age}", "warn"
     if state in ("failed", "killed", "vanished"):
         return f"{glyphs.failed} {_ended(view)}", "bad"
     if state == "ended":

@@ -73,6 +73,19 @@ def _told_to_end(by: Finding, of: Finding, scene: Scene) -> bool:
     return by.severity in ("critical", "info")
 
 
+def _lost_with_it(by: Finding, of: Finding, scene: Scene) -> bool:
+    """The death of ranks that only lost a peer: the one on the node that is out of reach."""
+    ends = [view.end for rank in of.ranks if (view := scene.snapshot.rank(rank)) is not None and view.end is not None]
+    return bool(by.ranks) and bool(ends) and all(lost_peer(end) or told_to_go(end) for end in ends)
+
+
+def _waits_for_it(by: Finding, of: Finding, scene: Scene) -> bool:
+    """A job that stands since a node went out of reach waits for that node, as far as can be seen."""
+    if of.subject == "stopped":
+        return False
+    return by.since is None or of.since is None or of.since >= by.since - DYING
+
+
 def _same_ranks(by: Finding, of: Finding, scene: Scene) -> bool:
     return bool(of.ranks) and set(of.ranks) <= set(by.ranks)
 
@@ -146,6 +159,8 @@ LINKS: Final = (
     Link("death", ("forecast",), _same_ranks),
     Link("device", ("hang", "pause"), _names_it, "since then"),
     Link("device", ("throttle", "straggler", "silent"), _its_own),
+    Link("node", ("death",), _lost_with_it, "then", evidence=True, raises=True),
+    Link("node", ("hang", "pause"), _waits_for_it, "since then", raises=True),
     Link("missing", ("hang",), _not_begun, "since then", raises=True),
     Link("pause", ("hang",), _anywhere),
     Link("pause", ("straggler",), _beside),

@@ -30,8 +30,10 @@ def missing(scene: Scene) -> Iterable[Finding]:
     waited = scene.now - min(born)
     if waited < PATIENCE and scene.snapshot.step < STEPS:
         return
-    lost = of_these_nodes(seen, never, len(ranks))
+    lost = of_these_nodes(seen, never, scene.snapshot.world_size)
     away = tuple(rank for rank in never if rank not in set(lost))
+    if not lost and any(node.lost for node in scene.snapshot.nodes):
+        return  # they are where nothing is heard from, and that is told
     told = f"{len(seen)} of {len(ranks)} ranks seen: {ranks_words(lost or away)} not heard of"
     if not lost:
         told += "; they may be on other nodes, which this node's hub does not hear"

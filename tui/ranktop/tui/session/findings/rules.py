@@ -16,6 +16,7 @@ from ranktop.tui.session.findings.hang import hang
 from ranktop.tui.session.findings.memory import memory
 from ranktop.tui.session.findings.missing import missing
 from ranktop.tui.session.findings.no_sync import no_sync
+from ranktop.tui.session.findings.node import node
 from ranktop.tui.session.findings.offload import offload
 from ranktop.tui.session.findings.oom import oom
 from ranktop.tui.session.findings.pause import pause
@@ -37,6 +38,7 @@ RULES: Final[dict[str, Rule]] = {
     "restart": restart,
     "silent": silent,
     "missing": missing,
+    "node": node,
     "versions": versions,
     "device": device,
     "throttle": throttle,
