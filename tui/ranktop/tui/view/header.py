@@ -10,6 +10,7 @@ from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import LETTERS
 from ranktop.tui.view.hints import category_keys, hint_line
+from ranktop.tui.view.nodes import count_words
 from ranktop.tui.view.options import MOMENT_WORDS, Options
 from ranktop.tui.view.plan import strategy
 from ranktop.tui.view.rows import Table
@@ -55,8 +56,8 @@ def _identity(snapshot: Snapshot, options: Options, room: int) -> Line:
     card = next((view.card for view in snapshot.ranks if view.card and view.card.plan), None)
     words = strategy(card.plan).split(" · ") if card and card.plan else []
     ranks = f"{snapshot.world_size} rank{'' if snapshot.world_size == 1 else 's'}"
-    nodes = len({view.card.node for view in snapshot.ranks if view.card})
-    where = f"{ranks} on {nodes} nodes" if nodes > 1 else ranks
+    nodes = count_words(snapshot)
+    where = f"{ranks} on {nodes}" if nodes else ranks
     more = f"ckpt {plain(card.plan.checkpointing)}" if card and card.plan and card.plan.checkpointing else ""
     brand: list[Span] = [(" ranktop ", "head accent")]
     title: list[Span] = [(f" {name}", "head bold")]
