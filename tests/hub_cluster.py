@@ -95,6 +95,8 @@ class Node:
         self.door: Door | None = None
         self.wire: Wire | None = None
         self.pids: dict[int, int] = {}
+        self.said: dict[int, list[float]] = {}
+        """Rank -> when each of its steps was told of, on the cluster's clock."""
         self._seq: dict[int, int] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._start()
@@ -156,6 +158,7 @@ class Node:
             for rank in self.ranks:
                 if f"card {rank}" not in self._said():
                     self.card(rank)
+                self.said.setdefault(rank, []).append(self.cluster.clock())
                 self.say(Sample(rank=rank, step=step))
             self.cluster.skipped += every
 
