@@ -56,6 +56,14 @@ def test_two_ranks_that_fight_for_cpus_are_not_blamed_by_the_looks_alone(steps: 
     assert not findings(Lockstep("ddp", 2, slow=slow, starved={0: 0.3, 1: 0.4}), steps)
 
 
+@pytest.mark.parametrize(("starved", "told"), [({}, True), ({0: 0.3, 1: 0.4}, False)])
+def test_of_two_ranks_that_fight_for_cpus_a_phase_must_show_more(starved: dict[int, float], told: bool) -> None:
+    """A scheduler favours one of them for many seconds: 12 % of a step is its doing, 40 % is not."""
+    slightly, much = {(0, "optimizer"): 2.6}, {(0, "optimizer"): 7.0}
+    assert bool(findings(Lockstep("ddp", 2, slow=slightly, starved=starved), 60)) is told
+    assert findings(Lockstep("ddp", 2, slow=much, starved=starved), 60)
+
+
 def test_ranks_that_wait_in_a_collective_of_the_script_are_not_slow_in_the_phase_in_which_they_wait() -> None:
     """One rank is late after backward; the others wait for it in the next step's first collective, in data."""
     program = [

@@ -51,6 +51,9 @@ BESIDE: Final = 1e-3
 SHORT_OF_CPUS: Final = 0.1
 """Share of the time without a CPU, of each of two or three ranks, from which on their phases must show it as well."""
 
+FLOOR_OF_STARVED: Final = 0.16
+"""``FLOOR_OF_FEW`` for such ranks: a scheduler favours one of them for many seconds."""
+
 CONTRADICTS: Final = 0.25
 """Share of what its phases seem to show for which a rank must at least be waited for, where the looks see another."""
 
@@ -180,7 +183,8 @@ def _short_of_cpus(paced: Paced) -> bool:
 
 
 def _by_phases(paced: Paced, standing: set[int]) -> Iterator[Slow]:
-    floor = (FLOOR_OF_FEW if paced.few else FLOOR) * paced.step
+    share = FLOOR_OF_STARVED if _short_of_cpus(paced) else FLOOR_OF_FEW if paced.few else FLOOR
+    floor = share * paced.step
     for index, way in enumerate(paced.ways):
         own = [(pace, pace.own[index]) for pace in paced.members.values()]
         values = [one.value for _, one in own]
