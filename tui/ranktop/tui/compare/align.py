@@ -58,5 +58,5 @@ def align(lives: Sequence[Life], first: int | None = None, last: int | None = No
     begin = max([warm_up + 1 if first is None else first, *starts])
     sets = [{number for number in life.steps if begin <= number <= end} for life in lives]
     common = frozenset.intersection(*map(frozenset, sets)) if sets else frozenset()
-    enough = len(common) >= min(LEAST_COMMON, *(len(one) for one in sets)) if sets else True
+    enough = bool(common) and len(common) >= min(LEAST_COMMON, *map(len, sets))
     return Window(begin, end, common if enough else None, warm_up)

@@ -58,13 +58,10 @@ def _memory(comparison: Comparison, other: Side) -> tuple[str, str]:
         who = [one.letter for one in (base, other) if one.held is None]
         return "unknown", f"can't be compared in memory (none was read of {' and '.join(who) or 'both'})"
     if not away.real:
-        return "same", f"needs as much memory {each} as {base.letter} (a difference of {_noise_bytes(away)} is noise)"
+        noise = f" (a difference of {human(abs(int(away.away)))} is noise)" if away.away else ""
+        return "same", f"needs as much memory {each} as {base.letter}{noise}"
     word = "less" if away.away < 0 else "more"
     return word, f"needs {human(abs(int(away.away)))} {word} {each}"
-
-
-def _noise_bytes(away: Difference) -> str:
-    return human(abs(int(away.away)))
 
 
 def _time(comparison: Comparison, other: Side) -> tuple[str, str]:
@@ -92,7 +89,7 @@ def _not_timed(base: Side, other: Side, name: str) -> str:
             return f"its speed can't be compared: {one.letter}: {one.reasons.get(name, 'not known')}"
     few = [one for one in (base, other) if one.times[name].count < FEW]
     told = " and ".join(f"{count(one.times[name].count)} of {one.letter}" for one in few)
-    return f"its speed can't be compared: only {told} steps were timed, it takes {FEW}"
+    return f"its speed can't be compared: too few steps were timed ({told}; it takes {FEW})"
 
 
 def _categories(comparison: Comparison, other: Side) -> Iterator[str]:
