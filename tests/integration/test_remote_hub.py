@@ -226,7 +226,10 @@ def test_the_users_own_shared_connection_is_used_and_left_as_it_was(far: Server,
         master.wait(10)
 
 
-def test_a_connection_that_the_configuration_keeps_stays(far: Server, node: Node) -> None:
+def test_a_connection_that_the_configuration_keeps_stays_unless_it_is_half_open(
+    far: Server, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel_module, "PONG_SECONDS", 2.0)
     publisher = node.connected()
     far.start()
     shared = far.folder / "shared"
@@ -235,6 +238,16 @@ def test_a_connection_that_the_configuration_keeps_stays(far: Server, node: Node
         with following(way(far)) as viewer:
             say(publisher, 1)
             reach(viewer, 1)
+            # What a suspended laptop leaves: ssh here thinks that it is connected.
+            stopped = [child for one in far.sessions() for child in (one, *one.children(recursive=True))]
+            for process in stopped:
+                process.suspend()
+            say(publisher, 2)
+            until(lambda: "does not answer: the network" in viewer.state()[1])
+            reach(viewer, 2)
+            assert viewer.tunnel.place.control.exists()
+            for process in stopped:
+                process.resume()
         assert control(str(shared), "check")
     finally:
         assert control(str(shared), "exit")

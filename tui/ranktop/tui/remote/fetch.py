@@ -34,6 +34,7 @@ def fetch_recording(
     *,
     options: tuple[str, ...] = (),
     remote_command: str | None = None,
+    config: str | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Path:
     """Return a temporary copy of the recording of a job (id, start of one, or name) on another machine.
@@ -46,6 +47,7 @@ def fetch_recording(
         way = Ssh(
             parse_target(target) if isinstance(target, str) else target,
             options,
+            config=config,
             remote_command=named_command(remote_command),
         )
         way.check()

@@ -56,6 +56,7 @@ class RemoteSource:
     def link(self) -> Link:
         """Return the state of the connection: live only while the hub itself answers."""
         standing = self._tunnel.standing()
+        place = self._tunnel.ssh.target.words
         hub = self._hub.link() if self._hub is not None else Link()
         state, detail = hub.state, hub.detail
         if standing.ended:
@@ -66,7 +67,8 @@ class RemoteSource:
             state, detail = "lost", standing.detail
         elif hub.state == "live" and hub.age is not None and hub.age > OVERDUE:
             state, detail = "lost", "the hub does not answer, or slowly; the connection to its machine stands"
-        place = self._tunnel.ssh.target.words
+            if self._tunnel.heard_for() > hub.age - ASK_WAIT:
+                detail = f"{place} does not answer: the network, or the machine, is stuck"
         return Link(state=state, detail=detail, age=hub.age, lost=hub.lost, bad=hub.bad, place=place)
 
     def close(self) -> None:

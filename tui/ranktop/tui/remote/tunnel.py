@@ -25,6 +25,8 @@ GONE: Final = 20.0
 SILENT: Final = 4.0
 """Seconds without an answer of the hub after which its job is looked for."""
 PING_EVERY: Final = 5.0
+PING_OFTEN: Final = 1.0
+"""The same while the hub is silent: is it the hub, or the way to it?"""
 PONG_SECONDS: Final = 30.0
 """A far shell that answers no sooner is lost. Long, because a slow line may be full of a snapshot; ssh itself notices
 a dead connection earlier, but not the user's own shared one that is set up otherwise."""
@@ -97,6 +99,11 @@ class Tunnel:
     def standing(self) -> Standing:
         """Return how the connection is."""
         return self._standing
+
+    def heard_for(self) -> float:
+        """Return the seconds since the far machine last said anything."""
+        connection = self._connection
+        return time.monotonic() - connection.heard if connection is not None else float("inf")
 
     def close(self) -> None:
         """End ssh and remove the folder with its sockets; within a second."""
@@ -174,7 +181,8 @@ class Tunnel:
             if number and not connection.answered(number) and now - pinged > PONG_SECONDS:
                 self._only_own = connection.shared.theirs
                 return FarError(f"{self.ssh.target.words} has not answered for {PONG_SECONDS:.0f} s (timed out)")
-            if now - pinged > PING_EVERY and (not number or connection.answered(number)):
+            often = self._job is not None and self.silent_for() > PING_OFTEN
+            if now - pinged > (PING_OFTEN if often else PING_EVERY) and (not number or connection.answered(number)):
                 number, pinged = number + 1, now
                 connection.ping(number)
             if now - listed > self._list_after():
