@@ -50,3 +50,22 @@ def test_nothing_is_said_of_a_snapshot_of_which_parts_are_to_come() -> None:
     assert session.snapshot().findings == ()
     session.feed([Whole()])
     assert [finding.rule for finding in session.snapshot().findings] == ["missing"]
+
+
+def test_a_lost_way_to_the_hub_makes_nobody_silent_and_no_job_stalled() -> None:
+    """What was not told since is not known; the connection's own words say how old the picture is."""
+    clock = FakeClock()
+    session = Session(clock)
+    ranks = [message(rank, Sample(rank=rank, step=9, step_age=0.1, uptime=99.0)) for rank in range(4)]
+    session.feed([Reset(JOB, "h", False), *ranks])
+    clock.advance(600.0)
+    assert session.snapshot().state == "stalled"
+    session.unheard = 600.0
+    session.feed([])
+    away = session.snapshot()
+    assert (away.state, away.behind) == ("running", 600.0)
+    assert {view.state for view in away.ranks} == {"ok"}
+    assert away.findings == ()
+    session.unheard = 0.0
+    session.feed([message(0, Sample(rank=0, step=500, step_age=0.1, uptime=699.0))])
+    assert [view.state for view in session.snapshot().ranks[:2]] == ["ok", "silent"]

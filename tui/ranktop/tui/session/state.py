@@ -116,6 +116,8 @@ class Session:
         """Rank -> its process's id in the driver's list."""
         self.failure = ""
         """The last message that could not be used, in one line."""
+        self.unheard = 0.0
+        """Seconds for which the hub was not heard of because the way to it is lost; whoever owns the source says so."""
         self._arriving = False
         """Parts of the hub's snapshot are still to come: what is not there yet is not missing."""
         self._began = -math.inf
@@ -159,13 +161,14 @@ class Session:
         return state
 
     def behind(self) -> float:
-        """Return by how many seconds the stream lags behind the hub: a viewer short of CPU; 0 below ``LAGGING``.
+        """Return by how many seconds the stream lags behind the hub: a viewer short of CPU, or one that has lost the
+        hub; 0 below ``LAGGING``.
 
         What has not come yet is not known to be missing, so ages and states are those of that time. Nothing new for a
         while is no lag.
         """
-        if self._newest is None:
-            return 0.0
+        if self._newest is None or self.unheard >= LAGGING:
+            return self.unheard
         taken, age = self._newest
         return age if age >= LAGGING and self.clock() - taken < LAGGING else 0.0
 
