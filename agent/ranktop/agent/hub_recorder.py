@@ -94,8 +94,10 @@ class Recorder:
     def follow(self, job: Job, state: HubState) -> list[str]:
         """Say what the job is now, and hear what viewers should be told, a line each.
 
-        A recording that has begun anew is given the last cards and ends that the hub knows.
+        A recording that has begun anew is given the last cards and ends that the hub knows, and one whose job goes by
+        another id from now on the cards that say so.
         """
+        self._wants_seed = self._wants_seed or job.id != self._job.id
         self._job = job
         if self._wants_seed and len(self._queue) < QUEUE_ITEMS // 2:
             self._wants_seed = False

@@ -38,6 +38,9 @@ SILENT_AFTER: Final = 30.0
 """Seconds without a word of its hub after which a recording is taken for one that was cut off."""
 
 _WINDOW: Final = 60.0
+_OFTEN: Final = 0.5
+"""Seconds; a smaller spacing leaves nothing out of what comes once a second."""
+_POINT_CHUNKS: Final = 64
 _CACHE_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -73,6 +76,7 @@ class Recording:
         self._hub: tuple[str, str, int] = ("", "", 0)
         self._items: OrderedDict[int, list[Item]] = OrderedDict()
         self._by_life: OrderedDict[int, dict[tuple[int, int, int], list[tuple[str, Item]]]] = OrderedDict()
+        self._points: OrderedDict[int, list[Points]] = OrderedDict()
         self._held = 0
         self.job = Job(id="", name="", world_size=0)
         self.refresh()
@@ -187,7 +191,8 @@ class Recording:
         for first, last, level in self.rows(
             "SELECT first, last, level FROM chunks WHERE kind = 'samples' ORDER BY first LIMIT 1000000"
         ):
-            step = max(STEPS[min(max(level, 0), len(STEPS) - 1)], self.spacing)
+            step = STEPS[min(max(level, 0), len(STEPS) - 1)]
+            step = max(step, self.spacing) if self.spacing > _OFTEN else step
             if found and found[-1].step == step:
                 found[-1] = Stretch(found[-1].first, max(found[-1].last, last), step)
             else:
@@ -296,7 +301,13 @@ class Recording:
 
     def chunk_points(self, chunk: Chunk) -> list[Points]:
         """Return a chunk's points."""
-        return unpack_points(self._data(chunk))
+        known = self._points.get(chunk.id)
+        if known is None:
+            known = self._points[chunk.id] = unpack_points(self._data(chunk))
+            while len(self._points) > _POINT_CHUNKS:
+                self._points.popitem(last=False)
+        self._points.move_to_end(chunk.id)
+        return known
 
     def _data(self, chunk: Chunk) -> bytes:
         rows = self.rows("SELECT data FROM chunks WHERE id = ?", (chunk.id,))

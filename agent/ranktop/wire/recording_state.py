@@ -65,6 +65,7 @@ class _Life:
 
 def state_at(recording: Recording, t: float) -> Iterator[Item]:
     """Return the items of a snapshot at ``t``; RecordingError."""
+    t = min(t, recording.end)
     with recording.reading():
         lives = _lives(recording, t)
         marks, nodes = _events(recording, t, lives)
@@ -75,7 +76,7 @@ def state_at(recording: Recording, t: float) -> Iterator[Item]:
         }.values():
             _fetch(recording, life)
         _find_samples(recording, t, shown, boxed, len(lives))
-        histories = _histories(recording, t)
+        histories = _histories(recording, t, {rank: known[-1] for rank, known in lives.items()})
     return _unfold(marks, nodes, lives, histories)
 
 
@@ -145,31 +146,40 @@ def _find_samples(recording: Recording, t: float, shown: list[_Life], boxed: lis
     for life in wanted.values():
         groups.setdefault(int(life.until(t) // 60), []).append(life)
     for group in groups.values():
-        _look_back(recording, group, t)
+        _look_back(recording, group, t, count)
     for life in wanted.values():
         life.samples = newest(life.samples, count[life.key], room[life.key])
         life.settle()
 
 
-def _look_back(recording: Recording, group: list[_Life], t: float) -> None:
+def _look_back(recording: Recording, group: list[_Life], t: float, count: dict[LifeKey, int]) -> None:
     latest = max(life.until(t) for life in group)
-    done = latest
     for span in _LOOK_BACK:
         missing = {life.key: life for life in group if not life.samples}
         if not missing:
             return
-        chunks = recording.chunks("samples", latest - span, done)
+        chunks = recording.chunks("samples", latest - span, latest)
         found: dict[LifeKey, list[tuple[str, Item]]] = {}
-        for chunk in chunks:
+        for chunk in sorted(chunks, key=lambda chunk: -chunk.last):
+            if all(_enough(found.get(key, []), count[key], chunk.last) for key in missing):
+                break
             for key, items in recording.chunk_lives(chunk).items():
                 if key in missing:
-                    found.setdefault(key, []).extend(items)
+                    until = missing[key].until(t)
+                    found.setdefault(key, []).extend(told for told in items if told[1].t <= until)
         for key, items in found.items():
             life = missing[key]
-            until = life.until(t)
-            told = sorted((item.t, item.number, kind, item) for kind, item in items if item.t <= until)
-            life.samples = [item for _, _, kind, item in told if kind == "sample"]
-            life.device = next((item for _, _, kind, item in reversed(told) if kind == "device"), life.device)
+            items.sort(key=lambda told: (told[1].t, told[1].number))
+            life.samples = [item for kind, item in items if kind == "sample"]
+            life.device = next((item for kind, item in reversed(items) if kind == "device"), life.device)
+
+
+def _enough(found: list[tuple[str, Item]], count: int, since: float) -> bool:
+    """Tell whether no older chunk, which ends at ``since``, can hold what is wanted."""
+    if len(found) <= count:
+        return False
+    kinds = [kind for kind, item in found if item.t >= since]
+    return kinds.count("sample") >= count and len(kinds) > kinds.count("sample")
 
 
 def newest(items: list[Item], count: int, room: int) -> list[Item]:
@@ -183,12 +193,21 @@ def newest(items: list[Item], count: int, room: int) -> list[Item]:
     return taken[::-1]
 
 
-def _histories(recording: Recording, t: float) -> dict[int, list[Point]]:
-    """Return the points of each rank in the half hour and a bit before ``t``."""
+def _histories(recording: Recording, t: float, lives: dict[int, _Life]) -> dict[int, list[Point]]:
+    """Return the points of each rank in the half hour and a bit before it was last heard of."""
     found: dict[int, list[Point]] = {}
-    for chunk in recording.chunks("points", t - 2 * HISTORY_SECONDS, t):
-        for part in recording.chunk_points(chunk):
-            found.setdefault(part.rank, []).extend(point for point in part.points if point.t <= t)
+    # Those that have long been silent are looked for together.
+    groups: dict[int, list[int]] = {}
+    for rank, life in lives.items():
+        heard = life.samples[-1].t if life.samples else life.began
+        groups.setdefault(0 if heard > t - HISTORY_SECONDS else int(heard // 600) * 600 + 600, []).append(rank)
+    for group, ranks in groups.items():
+        until = group or t
+        wanted = set(ranks)
+        for chunk in recording.chunks("points", until - 2 * HISTORY_SECONDS, until):
+            for part in recording.chunk_points(chunk):
+                if part.rank in wanted:
+                    found.setdefault(part.rank, []).extend(point for point in part.points if point.t <= t)
     for points in found.values():
         points.sort(key=lambda point: point.t)
     spacing = point_spacing(recording.job.world_size)

@@ -40,14 +40,15 @@ from ranktop.wire.recording_thinning import (
 from ranktop.wire.schema import Item, Job, Point
 
 DEFAULT_BYTES: Final = 512 * 1024 * 1024
-LEAST_BYTES: Final = 4 * 1024 * 1024
+LEAST_BYTES: Final = 16 * 1024 * 1024
 """Of a recording's limit."""
 
 MERGE_EVERY: Final = 60.0
 """Seconds of ``t`` after which what single transactions wrote is rewritten."""
 
-_FULL: Final = 0.9
-"""Share of the limit that what is held may take; the rest is for the journal and for rewriting."""
+_SPARE: Final = 0.1
+_LEAST_SPARE: Final = 8 * 1024 * 1024
+"""Share of the limit, and bytes at least, that are left for the journal and for rewriting."""
 
 _CLOCK_APART: Final = 0.1
 """Seconds by which the wall clock may drift from the last pair before a new pair is written."""
@@ -219,7 +220,7 @@ class RecordingWriter:
         try:
             with transaction(connection):
                 connection.executemany("INSERT OR IGNORE INTO lives VALUES (?, ?, ?, ?, ?)", taken.lives)
-                connection.executemany("INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?)", taken.events)
+                connection.executemany("INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?, ?, ?)", taken.events)
                 insert_items(connection, 0, taken.samples, squeeze=1)
                 self._insert_told(taken.points)
                 self._tick(t, wall)
@@ -243,7 +244,7 @@ class RecordingWriter:
         if self._event_bytes > EVENTS_SHARE * self.limit:
             thin_events(self._connection)
             (self._event_bytes,) = self._connection.execute("SELECT total(length(body)) FROM events").fetchone()
-        room = int(_FULL * self.limit)
+        room = self.limit - max(int(_SPARE * self.limit), _LEAST_SPARE)
         for _ in range(1000):
             if self.held() <= room or not thin(self._connection):
                 break
@@ -305,6 +306,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _journal(connection: sqlite3.Connection, journal: str) -> None:
     connection.execute(f"PRAGMA journal_mode = {journal}").fetchall()
     connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA wal_autocheckpoint = 500").fetchall()
     connection.execute("PRAGMA journal_size_limit = 1048576").fetchall()
 
 
