@@ -9,7 +9,7 @@ from ranktop.budget.terms import BUDGETED
 from ranktop.tui.compare.comparison import Comparison
 from ranktop.tui.compare.side import PHASES, Side
 from ranktop.tui.compare.spread import Difference, Spread
-from ranktop.tui.compare.verdict import percent
+from ranktop.tui.compare.verdict import NO_SHARE, percent
 from ranktop.tui.session.expected import difference
 from ranktop.tui.view.text import GIB, Unit, count, human, seconds, short_count, unit_for
 
@@ -59,7 +59,7 @@ def memory_rows(comparison: Comparison, unit: Unit) -> list[TableRow]:
         away = tuple(_bytes_away(comparison.needs_differ(other), unit) for other in comparison.others)
         rows.append(TableRow("needs", (Cell(""),) * len(sides), measured, away, strong=True))
     rows.append(_category(comparison, "cache", unit))
-    return [row for row in rows if any(cell.text not in ("", DASH) for cell in (*row.expected, *row.measured))]
+    return [row for row in rows if any(cell.text not in ("", DASH, "0") for cell in (*row.expected, *row.measured))]
 
 
 def _category(comparison: Comparison, name: str, unit: Unit) -> TableRow:
@@ -155,7 +155,8 @@ def _share_away(comparison: Comparison, name: str, other: Side, *, more_is_bad: 
     away = comparison.time_differs(name, other)
     if away is None or away.share is None:
         return NOTHING
-    text = f"{'+' if away.away > 0 else '-'}{percent(away.share)}"
+    told = percent(away.share)
+    text = told if told == NO_SHARE else f"{'+' if away.away > 0 else '-'}{told}"
     if not away.real:
         return Cell(f"{ABOUT}{text}", "dim")
     return Cell(text, "bad" if (away.away > 0) == more_is_bad else "good")

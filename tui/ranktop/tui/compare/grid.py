@@ -38,6 +38,8 @@ def table(
         columns = list(_columns(comparison, rows, with_expected, with_away))
         if NAME_CELLS + sum(column.cells + GAP for column in columns) <= width:
             break
+    if expected and not any("expected" in column.head for column in columns):
+        title = title.replace("memory", "measured")
     for at in (0, 1):
         if at == 0 or any(column.head[at] for column in columns):
             spans: list[Span] = [(fit(title if at == 0 else "", NAME_CELLS), "label bold")]

@@ -9,7 +9,7 @@ from typing import Final
 from ranktop.budget.terms import BUDGETED
 from ranktop.tui.compare.comparison import Comparison
 from ranktop.tui.compare.side import PHASES, Side
-from ranktop.tui.compare.spread import FEW, Difference
+from ranktop.tui.compare.spread import FEW
 from ranktop.tui.view.text import count, human
 
 MOST_CAUSES: Final = 3
@@ -17,6 +17,9 @@ MOST_CAUSES: Final = 3
 
 CAUSE_SHARE: Final = 0.1
 """Share of the whole difference from which a part is named."""
+
+NO_SHARE: Final = "0 %"
+"""A share that is too small to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,8 @@ def _time(comparison: Comparison, other: Side) -> tuple[str, str]:
     share, noise = percent(abs(away.share)), percent(away.noise / base.times[name].middle)
     if not away.real:
         what = f"trains as many {other.token_unit} a second" if by_rate else "its steps take as long"
-        return "same", f"{what} (the difference of {share} is within the noise, {noise})"
+        told = "" if share == NO_SHARE else f" (the difference of {share} is within the noise, {noise})"
+        return "same", f"{what}{told}"
     if by_rate:
         word = "more" if away.away > 0 else "fewer"
         return "faster" if away.away > 0 else "slower", f"trains {share} {word} {other.token_unit} a second"
