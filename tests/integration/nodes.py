@@ -159,7 +159,9 @@ class Lab:
         self.torchrun(
             node,
             *("--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-id", run_id, "--local-addr", node.address),
-            *("--rdzv-endpoint", f"{self.nodes[0].address}:{port}", "--rdzv-conf", "last_call_timeout=1"),
+            # Else it looks up the host's name, which nobody resolves here.
+            *("--rdzv-conf", f"last_call_timeout=1,is_host={int(node.number == 0)}"),
+            *("--rdzv-endpoint", f"{self.nodes[0].address}:{port}"),
             **environment,
         )
 
