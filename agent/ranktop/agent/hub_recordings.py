@@ -54,26 +54,27 @@ def open_recording(job: Job, local_id: str, started: float, hub: str, began: flo
 
 
 def _open(path: Path, job: Job, started: float, hub: str, began: float, wall: float, limit: int) -> Opened:
-    news = ""
-    for attempt in range(_MOST):
+    def create(mine: Path) -> RecordingWriter:
+        journal = journal_for(mine.parent)
+        return RecordingWriter.create(
+            mine, job, hub=hub, began=began, wall=wall, started=started, journal=journal, limit=limit
+        )
+
+    for attempt in range(1, _MOST):
         # Two nodes of one job may share a home directory; each hub has a file of its own.
-        mine = path if not attempt else path.with_name(f"{path.stem}.{attempt + 1}{path.suffix}")
-        try:
-            journal = journal_for(path.parent)
-            writer = RecordingWriter.create(
-                mine, job, hub=hub, began=began, wall=wall, started=started, journal=journal, limit=limit
-            )
-            return Opened(writer, news)
-        except FileExistsError:
-            pass
+        mine = path if attempt == 1 else path.with_name(f"{path.stem}.{attempt}{path.suffix}")
+        if not os.path.lexists(mine):
+            with contextlib.suppress(FileExistsError):
+                return Opened(create(mine))
         try:
             if not stat.S_ISREG(os.lstat(mine).st_mode):
                 raise RecordingError(f"{clean(mine.name)} is not a file")
-            return Opened(RecordingWriter.resume(mine, job, hub=hub, began=began, wall=wall, limit=limit), news)
+            return Opened(RecordingWriter.resume(mine, job, hub=hub, began=began, wall=wall, limit=limit))
         except TakenByAnother:
             continue
         except RecordingError as error:
-            news = f"{error}; it is kept as {set_aside(mine)}, and another one begins"
+            reason = f"{error}; it is kept as {set_aside(mine)}, and another one begins"
+            return Opened(create(mine), reason)
     raise RecordingError(f"{clean(str(path))} cannot be used: remove what is in its place")
 
 

@@ -43,14 +43,13 @@ def search_directories() -> list[Path]:
 
 def prepare(directory: Path) -> None:
     """Make the directory, closed to others, or check the one that is there; RecordingError."""
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        os.mkdir(directory, 0o700)
-        os.chmod(directory, 0o700)  # a umask may have taken the owner's own bits
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise RecordingError(f"{directory} cannot be made ({error.strerror}): {_ADVICE}") from None
+    if not os.path.lexists(directory):
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(0o700, exist_ok=True)
+            os.chmod(directory, 0o700)  # a umask may have taken the owner's own bits
+        except OSError as error:
+            raise RecordingError(f"{directory} cannot be made ({error.strerror}): {_ADVICE}") from None
     check(directory)
 
 
