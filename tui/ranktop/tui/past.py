@@ -51,8 +51,8 @@ def print_past(run: Run, *, schema: int, as_json: bool, fail_on: str | None = No
 def headline(told: dict[str, Any]) -> str:
     """Return the line that says that nothing below is of now."""
     ago = told["ago"]
-    when = "its end" if ago is None else f"{since(ago)} ago"
-    return f"RECORDED, ended {when} ({plain(told['how'])}): all below is of its last moment, ages are from then"
+    when = "being written" if ago is None else f"ended {since(ago)} ago"
+    return f"RECORDED, {when} ({plain(told['how'])}): all below is of its last moment, ages are from then"
 
 
 def since(seconds: float) -> str:

@@ -168,10 +168,5 @@ COLUMNS: Final = (
 
 
 def values(row: Row) -> list[Value]:
-    """Return a row's values, in the order of the columns; a number that is none is not known."""
-    return [_real(column.value(row)) for column in COLUMNS]
-
-
-def _real(value: Value) -> Value:
-    """Infinity and not-a-number are no measurements."""
-    return None if isinstance(value, float) and value - value != 0.0 else value
+    """Return a row's values, in the order of the columns."""
+    return [column.value(row) for column in COLUMNS]

@@ -68,7 +68,7 @@ def export(source: str, wish: Wish, options: Sequence[str] = ()) -> int:
     except (RecordingError, writers.NoPyarrow) as error:
         return _complain(str(error), FAILED)
     except BrokenPipeError:
-        raise
+        output.reader_has_left()
     except OSError as error:
         return _complain(f"cannot write {plain(wish.output)}: {error.strerror or error}", FAILED)
     return FOUND
@@ -86,7 +86,7 @@ def _rows(path: Path, wish: Wish) -> None:
 def _copy(path: Path, wish: Wish) -> None:
     from ranktop.tui.export.copying import write_recording
 
-    with output.sink(wish.output, force=wish.force, binary=True) as sink:
+    with output.sink(wish.output, force=wish.force, binary=True, private=True) as sink:
         write_recording(path, sink)
 
 

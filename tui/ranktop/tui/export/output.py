@@ -18,8 +18,11 @@ class Refused(Exception):
 
 
 @contextlib.contextmanager
-def sink(output: str, *, force: bool, binary: bool) -> Iterator[BinaryIO]:
-    """Open the place; what is written appears when the block ends well. Refused, OSError."""
+def sink(output: str, *, force: bool, binary: bool, private: bool = False) -> Iterator[BinaryIO]:
+    """Open the place; what is written appears when the block ends well. Refused, OSError.
+
+    ``private``: closed to other users.
+    """
     if output == STDOUT:
         if binary and sys.stdout.isatty():
             raise Refused("this form is not for a terminal: give --output FILE, or a pipe")
@@ -34,7 +37,8 @@ def sink(output: str, *, force: bool, binary: bool) -> Iterator[BinaryIO]:
     refuse_existing(path, force=force)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("xb") as file:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+        with os.fdopen(descriptor, "wb") as file:
             yield file
         settle(partial, path, force=force)
     finally:
@@ -71,3 +75,8 @@ def settle(partial: Path, path: Path, *, force: bool) -> None:
     except OSError:  # a file system without hard links
         refuse_existing(path, force=False)
         os.rename(partial, path)
+
+
+def reader_has_left() -> None:
+    """Take it that whoever reads standard output has read enough: the interpreter would complain at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

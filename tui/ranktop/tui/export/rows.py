@@ -37,7 +37,7 @@ class Row:
     expected: dict[str, Amount]
     """category -> what the rank should hold at that moment."""
     steps: tuple[StepTimes, ...] = ()
-    """Steps that no earlier row of the rank has told: a sample repeats the last one until the next is timed."""
+    """Steps that no earlier row of the rank has told."""
 
     @property
     def measured(self) -> Memory | None:
@@ -74,38 +74,58 @@ def rows(recording: Recording, stretch: Stretch) -> Iterator[Row]:
             break
         _note_card(item, cards)
     slots: dict[int, int] = {}
-    told: dict[Life, int] = {}
+    steps = NewSteps()
     for item in recording.items(stretch.after, stretch.until):
         header = _header(item)
         if header is None:
             continue
         if header.kind == "card":
             _note_card(item, cards)
-        elif header.kind == "sample":
-            if stretch.every > 0:
-                slot = math.floor((item.t - stretch.after) / stretch.every)
-                if slots.get(header.rank) == slot:
-                    continue
+        elif header.kind == "sample" and (sample := _sample(header, item)) is not None:
+            steps.take(header, sample)
+            slot = math.floor((item.t - stretch.after) / stretch.every) if stretch.every > 0 else item.number
+            if slots.get(header.rank) != slot:
                 slots[header.rank] = slot
-            row = _row(recording, item, header, cards, told)
-            if row is not None:
-                yield row
+                yield _row(recording, item, header, sample, cards, steps.give(header))
+
+
+class NewSteps:
+    """Steps of each rank that no row has told yet."""
+
+    def __init__(self) -> None:
+        self._told: dict[Life, int] = {}
+        self._waiting: dict[Life, list[StepTimes]] = {}
+
+    def take(self, header: Header, sample: Sample) -> None:
+        """Note the steps of a sample that are new: a sample repeats the last one until the next is timed."""
+        life = _life(header)
+        for step in sample.steps:
+            if step.index > self._told.get(life, 0):
+                self._told[life] = step.index
+                self._waiting.setdefault(life, []).append(step)
+
+    def give(self, header: Header) -> tuple[StepTimes, ...]:
+        """Return those of a rank that wait to be told; they are told now."""
+        return tuple(self._waiting.pop(_life(header), ()))
+
+
+def _life(header: Header) -> Life:
+    return header.rank, header.restart, header.pid
+
+
+def _sample(header: Header, item: Item) -> Sample | None:
+    try:
+        body = decode_body(header, item.body)
+    except WireError:
+        return None
+    return body if isinstance(body, Sample) else None
 
 
 def _row(
-    recording: Recording, item: Item, header: Header, cards: dict[Life, Card], told: dict[Life, int]
-) -> Row | None:
-    try:
-        sample = decode_body(header, item.body)
-    except WireError:
-        return None
-    if not isinstance(sample, Sample):
-        return None
-    life = (header.rank, header.restart, header.pid)
-    card = cards.get(life)
-    steps = tuple(step for step in sample.steps if step.index > told.get(life, 0))
-    if steps:
-        told[life] = steps[-1].index
+    recording: Recording, item: Item, header: Header, sample: Sample, cards: dict[Life, Card],
+    steps: tuple[StepTimes, ...],
+) -> Row:  # fmt: skip
+    card = cards.get(_life(header))
     moment = peak_moment(sample.table)
     budget = expected(card, sample.table) if card is not None else None
     amounts = budget.at(moment) if budget is not None and moment is not None else {}
@@ -121,7 +141,7 @@ def _note_card(item: Item, cards: dict[Life, Card]) -> None:
     except WireError:
         return
     if isinstance(card, Card):
-        cards[header.rank, header.restart, header.pid] = card
+        cards[_life(header)] = card
 
 
 def _header(item: Item) -> Header | None:
