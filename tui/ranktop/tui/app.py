@@ -9,25 +9,19 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from rich.console import RenderableType
-from textual import events
-from textual._compositor import ChopsUpdate
-from textual.app import App
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
 from textual.theme import Theme
 from textual.timer import Timer
 
 from ranktop.tui.exit import end_on_signals, guarded
 from ranktop.tui.keys import KEYS
-from ranktop.tui.pacing import Pacer
-from ranktop.tui.painting import SpansUpdate
 from ranktop.tui.screens.choose import StartScreen
 from ranktop.tui.screens.help import HelpScreen
 from ranktop.tui.screens.live import LiveScreen
 from ranktop.tui.screens.ranks import RanksScreen
 from ranktop.tui.session.source import Link, Source
 from ranktop.tui.session.state import Session
+from ranktop.tui.terminal.paced import PacedApp
 from ranktop.tui.theme import DARK, LIGHT, after, choose, in_sixteen, speaks_unicode
 from ranktop.tui.view.text import ASCII, UNICODE, plain
 
@@ -48,7 +42,7 @@ Find = Callable[[], "Found"]
 Connect = Callable[["JobEntry"], Source]
 
 
-class RanktopApp(App[int]):
+class RanktopApp(PacedApp):
     """Drains the source into the session and shows it; without a source it looks for a job first."""
 
     CSS_PATH = "ranktop.tcss"
@@ -75,18 +69,17 @@ class RanktopApp(App[int]):
         self.place = place
         """The other machine whose jobs are looked for; empty: this one."""
         self.palette = choose(theme)
-        super().__init__()
+        self.glyphs = ASCII if (not speaks_unicode() if ascii is None else ascii) else UNICODE
+        super().__init__(interval=interval, ascii=self.glyphs.ascii)
         if theme is None and self.console.color_system == "standard":
             self.palette = in_sixteen(self.palette)
         self.clock = clock
         self.session = Session(clock, budget_slice=0.03, findings_every=1.0)
         self.source = source
-        self.glyphs = ASCII if (not speaks_unicode() if ascii is None else ascii) else UNICODE
         self.trouble = ""
         """The last failure of a part of the dashboard itself, in one line."""
-        self.pacer = Pacer(time.monotonic, interval)
-        self.on_quit: Callable[[], None] = lambda: None
-        """Called as soon as someone wants to quit."""
+        self.on_quit: Callable[[int], None] = lambda code: None
+        """Called with the exit code as soon as someone wants to quit."""
         self._find, self._connect = find, connect
         self._started = clock()
         self._busy = False
@@ -119,6 +112,7 @@ class RanktopApp(App[int]):
 
     def beat(self) -> None:
         """Take what has arrived and draw when a frame is due: one timer for both, each wake-up costs."""
+        self.heal()
         self.drain()
         if isinstance(self.screen, LiveScreen):
             self.screen.tick()
@@ -204,25 +198,13 @@ class RanktopApp(App[int]):
         else:
             self.push_screen(screen)
 
-    def _display(self, screen: Screen[object], renderable: RenderableType | None) -> None:
-        """Write a frame (Textual's own method, which it calls for each), partial ones in few bytes and one write."""
-        if type(renderable) is not ChopsUpdate:
-            super()._display(screen, renderable)
-            return
-        # So little arrives at once anyway: no need to ask the terminal to hold its picture meanwhile.
-        synchronizes, self._sync_available = self._sync_available, False
-        super()._display(screen, SpansUpdate.of(renderable))
-        self._sync_available = synchronizes
-
-    def ask_terminal(self, question: str) -> None:
-        """Send a question behind the frame; the driver's writer keeps the order."""
-        if self._driver is not None:
-            self._driver.write(question)
-
-    def on_cursor_position(self, event: events.CursorPosition) -> None:
-        """Take the terminal's answer: it has read the last frame."""
-        self.pacer.answered()
-        if isinstance(self.screen, LiveScreen):
+    def go_on(self) -> None:
+        """Draw the newest picture if one is wanted, else send the rest of the last one."""
+        if self.pacer.urgent and isinstance(self.screen, LiveScreen):
+            self.screen.tick()
+        if self.pacer.urgent or self.pacer.behind:
+            self.flush()
+        elif isinstance(self.screen, LiveScreen):
             self.screen.tick()
 
     def action_theme(self) -> None:
@@ -268,7 +250,7 @@ class RanktopApp(App[int]):
 
     def leave(self, code: int) -> None:
         """End with this exit code; whatever hangs is left behind."""
-        self.on_quit()
+        self.on_quit(code)
         self.exit(code)
 
 

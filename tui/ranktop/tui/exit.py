@@ -11,6 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from ranktop.tui.terminal.driver import leave
+from ranktop.tui.terminal.kind import kind_of
+
 if TYPE_CHECKING:
     from ranktop.tui.app import RanktopApp
 
@@ -27,8 +30,14 @@ def guarded(app: RanktopApp) -> int:
     settings = _terminal_settings()
     asked = threading.Event()
     done = threading.Event()
-    app.on_quit = asked.set
-    threading.Thread(target=_watch, args=(asked, done, settings), daemon=True, name="ranktop-exit").start()
+    codes: list[int] = []
+
+    def note(code: int) -> None:
+        codes.append(code)
+        asked.set()
+
+    app.on_quit = note
+    threading.Thread(target=_watch, args=(asked, done, codes, settings), daemon=True, name="ranktop-exit").start()
     try:
         # Without mouse reports the terminal's own selection works, and a slow link carries no movements.
         code = app.run(mouse=False)
@@ -44,26 +53,39 @@ def guarded(app: RanktopApp) -> int:
 def end_on_signals(end: Callable[[int], None]) -> None:
     """Call ``end`` with the shell's exit code when the process is told to go, so that the terminal is put back."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    # SIGABRT from outside; a library that aborts, like one that crashes, leaves no time for anything.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT):
         # Only the main thread's loop can; elsewhere the program around it decides.
         with contextlib.suppress(RuntimeError, ValueError, NotImplementedError):
             loop.add_signal_handler(number, end, 128 + number)
 
 
-def _watch(asked: threading.Event, done: threading.Event, settings: list[object] | None) -> None:
+def _watch(asked: threading.Event, done: threading.Event, codes: list[int], settings: list[object] | None) -> None:
     asked.wait()
     if done.wait(PATIENCE):
         return
-    if settings is not None:
-        import termios
+    put_back(settings)
+    os._exit(codes[0] if codes else 1)
 
+
+def put_back(settings: list[object] | None) -> None:
+    """Put the terminal back without waiting for it; it may refuse."""
+    import termios
+
+    output = sys.__stdout__.fileno() if sys.__stdout__ else 1
+    with contextlib.suppress(OSError, termios.error):
+        # What nobody has read is thrown away, so that the last words fit; CAN ends a sequence that is cut in half.
+        termios.tcflush(output, termios.TCOFLUSH)
+    blocking = True
+    with contextlib.suppress(OSError):
+        blocking = os.get_blocking(output)
+        os.set_blocking(output, False)
+        os.write(output, b"\x18" + leave(kind_of()).encode())
+    with contextlib.suppress(OSError):
+        os.set_blocking(output, blocking)  # the shell has the same terminal
+    if settings is not None:
         with contextlib.suppress(termios.error):
             termios.tcsetattr(0, termios.TCSANOW, settings)  # type: ignore[arg-type]
-    with contextlib.suppress(OSError):
-        # Leave the alternate screen, show the cursor, stop mouse reports; the terminal may refuse.
-        os.set_blocking(2, False)
-        os.write(2, b"\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?2004l")
-    os._exit(0)
 
 
 def _terminal_settings() -> list[object] | None:

@@ -1,8 +1,7 @@
-"""When to draw: at most twice a second, and never while the terminal still swallows the last frame.
+"""When to draw: twice a second at most, at once after a key, never while the terminal still swallows the last frame.
 
-After a frame the terminal is asked for its cursor position; its answer says that every byte before it has
-been read, also on the far side of a slow link where no local queue can see. A terminal that does not answer
-is drawn to at the plain interval.
+How much the terminal takes is the flow's affair (``terminal.flow``); here it is decided when a new picture is worth the
+work. Pictures that could not be sent are not drawn: what goes out is always the newest.
 """
 
 from __future__ import annotations
@@ -10,73 +9,46 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-QUESTION: Final = "\x1b[6n"
-"""DSR: asks the terminal for its cursor position."""
+from ranktop.tui.terminal.flow import Flow
 
-FIRST_TIMEOUT: Final = 1.5
-"""Seconds to wait for a terminal that has never answered."""
-
-LONG_TIMEOUT: Final = 10.0
-"""Seconds to wait for one that has."""
-
-TRIES: Final = 2
-"""Unanswered questions after which a terminal counts as one that does not answer."""
+REPEAT: Final = 0.04
+"""Seconds between two frames while a key is held down."""
 
 
 class Pacer:
-    """Decides when the next frame may go out. Seconds, by an injected clock."""
+    """Decides when the next picture is drawn. Seconds, by an injected clock."""
 
-    def __init__(self, clock: Callable[[], float], interval: float = 0.5, *, asks: bool = True) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], flow: Flow, interval: float = 0.5) -> None:
+        self._clock, self._flow = clock, flow
         self.interval = interval
-        self.asks = asks
-        """False for an output that is no terminal."""
+        self.asks = True
+        """False for an output that is no terminal: every picture may be drawn."""
+        self.behind = False
+        """The terminal does not show all of the last picture yet."""
         self._drawn_at = float("-inf")
-        self._asked_at: float | None = None
-        self._outstanding = 0
-        self._unanswered = 0
-        self._answers = 0
-        self._urgent = True
+        self.urgent = True
+        """A frame is wanted at once."""
 
     def hurry(self) -> None:
         """Ask for a frame at once: a key was pressed or the screen changed its size."""
-        self._urgent = True
-
-    @property
-    def waiting(self) -> bool:
-        """True while the terminal owes an answer that it may still give."""
-        if self._asked_at is None:
-            return False
-        limit = LONG_TIMEOUT if self._answers else FIRST_TIMEOUT
-        return self._clock() - self._asked_at < limit
+        self.urgent = True
 
     def due(self) -> bool:
-        """Tell whether a frame may be drawn now."""
-        if self.waiting:
-            return False
-        if self._asked_at is not None:
-            self._give_up()
-        return self._urgent or self._clock() - self._drawn_at >= self.interval
+        """Tell whether a picture may be drawn now."""
+        since = self._clock() - self._drawn_at
+        if not self.asks:
+            return self.urgent or since >= self.interval
+        if self.urgent:
+            return since >= REPEAT and self._flow.room() > 0
+        return since >= self.interval and not self.behind and self._flow.idle()
 
-    def drawn(self, changed: int = 1) -> bool:
-        """Note that a frame of so many changed lines goes out; True when the terminal is to be asked after it."""
+    def wait(self) -> float:
+        """Return the seconds until a picture that is wanted at once may be drawn, as far as only time is needed."""
+        if not self.urgent or not self.asks:
+            return 0.0
+        return max(0.0, REPEAT - (self._clock() - self._drawn_at))
+
+    def drawn(self) -> None:
+        """Note that a picture was drawn."""
         self._drawn_at = self._clock()
-        self._urgent = False
-        if not changed or not self.asks or self._unanswered >= TRIES:
-            return False
-        self._asked_at = self._drawn_at
-        self._outstanding += 1
-        return True
-
-    def answered(self) -> None:
-        """Note an answer; one to an older question does not open the way."""
-        self._answers += 1
-        self._unanswered = 0
-        self._outstanding = max(0, self._outstanding - 1)
-        if not self._outstanding:
-            self._asked_at = None
-
-    def _give_up(self) -> None:
-        self._asked_at = None
-        self._outstanding = 0
-        self._unanswered += 1
+        self.urgent = False

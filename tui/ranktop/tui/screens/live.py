@@ -11,7 +11,6 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from ranktop.tui.keys import Key
-from ranktop.tui.pacing import QUESTION
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.theme import MONO
 from ranktop.tui.view.findings import SMALL, strip, with_notes
@@ -91,6 +90,8 @@ class LiveScreen(Screen[None]):
         """Draw at once unless the terminal still owes an answer; then as soon as it came."""
         self.app.pacer.hurry()
         self.tick()
+        if wait := self.app.pacer.wait():  # a key is held down: its last picture must not be forgotten
+            asyncio.get_running_loop().call_later(wait, self.call_later, self.tick)
 
     def say(self, text: str) -> None:
         """Tell something in the last line for a few seconds."""
@@ -127,16 +128,16 @@ class LiveScreen(Screen[None]):
 
     def draw(self) -> None:
         """Draw one snapshot; an exception becomes a notice, the screen keeps its last picture."""
-        changed = 1
         try:
             content = self.content()
             if simulated(state.card for state in self.app.session.ranks.values()):
                 content = labelled(content)
-            changed = sum(self.parts[name].show(lines, self.app.palette) for name, lines in content.items())
+            for name, lines in content.items():
+                self.parts[name].show(lines, self.app.palette)
         except Exception as error:
             self.app.report(error)
-        if self.app.pacer.drawn(changed):
-            self.call_after_refresh(self.app.ask_terminal, QUESTION)
+        self.app.pacer.drawn()
+        self.call_after_refresh(self.app.flush)
 
     def content(self) -> Mapping[str, Sequence[Line]]:
         """Return the lines of every part of the next frame."""

@@ -1,0 +1,304 @@
+"""The terminal's cells: what they should show, what they show by all that was sent, and the way from one to the other.
+
+Textual's frames are not written but taken into the wanted cells. What is sent is always the way to the newest picture,
+in pieces as large as the link takes: frames that nobody could see are never sent, and neither is a cell that is right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from rich.cells import cell_len
+from textual._compositor import ChopsUpdate, LayoutUpdate
+from textual.strip import Strip
+
+from ranktop.tui.terminal.kind import Kind
+from ranktop.tui.terminal.pens import PLAIN, Pen, Pens
+
+Cell = tuple[str, Pen]
+"""What stands in a cell, with combining characters; empty in the right half of a wide one."""
+
+GAP: Final = 5
+"""Cells of the same pen that are cheaper to send again than to jump over."""
+
+FEW: Final = 4
+"""Items whose order does not matter much."""
+
+MOVE: Final = 4
+"""Bytes that it takes about to come to another place and colour."""
+
+ERASE: Final = 9
+"""Blanks that are cheaper to erase and jump over than to send."""
+
+
+class Canvas:
+    """Wanted and shown cells. Sizes in cells, pieces in bytes of UTF-8 (or ASCII, where nothing else may be sent)."""
+
+    def __init__(self, kind: Kind, pens: Pens, *, ascii: bool = False) -> None:
+        self._kind, self._pens, self._ascii = kind, pens, ascii
+        self.width = self.height = 0
+        self._wanted: list[list[Cell]] = []
+        self._shown: list[list[Cell]] = []
+        self._dirty: list[bool] = []
+        self._unknown = True
+        self._plan: deque[Item] = deque()
+        """What is left of the way to the wanted picture; empty when it has to be found anew."""
+
+    @property
+    def behind(self) -> bool:
+        """True while the terminal does not show what is wanted."""
+        return self._unknown or any(self._dirty)
+
+    def forget(self) -> None:
+        """Take for lost what the terminal shows: it changed its size, or somebody else wrote to it."""
+        self._unknown = True
+        self._plan.clear()
+
+    def take(self, update: LayoutUpdate | ChopsUpdate) -> bool:
+        """Take a frame of Textual's; False for a partial one of another size than the picture, which needs a whole."""
+        if isinstance(update, LayoutUpdate):
+            width, height = update.region.right, update.region.bottom
+            if (width, height) != (self.width, self.height):
+                self._resize(width, height)
+            for y, strips in enumerate(update.strips, update.region.y):
+                self._put(y, update.region.x, Strip.join(list(strips)), width)
+            return True
+        if len(update.chops) != self.height:
+            return False
+        for y, first, stop in update.spans:
+            for end, (x, strip) in zip(update.chop_ends[y], update.chops[y].items(), strict=False):
+                if strip is not None and x < stop and end > first:
+                    start = max(x, first)
+                    self._put(y, start, strip.crop(start - x, min(end, stop) - x), min(end, stop))
+        return True
+
+    def text(self) -> list[str]:
+        """Return the wanted rows as text."""
+        return ["".join(text for text, _ in row) for row in self._wanted]
+
+    def piece(self, limit: int) -> str:
+        """Return what brings the terminal nearer to the wanted picture, about ``limit`` bytes of it.
+
+        Afterwards these cells count as shown. Colours are off at its end, the cursor is anywhere.
+        """
+        start = self._clear() if self._unknown else ""
+        if not self._plan:
+            items = [item for y in range(self.height) if self._dirty[y] for item in self._row(y)]
+            self._plan.extend(in_order(items, self._pens, self.width))
+        items = []
+        size = len(start)
+        while self._plan and (size < limit or not items):
+            item = self._plan.popleft()
+            self._shown[item.y][item.x : item.stop] = self._wanted[item.y][item.x : item.stop]
+            items.append(item)
+            size += MOVE + len(item.payload)
+        if not self._plan:
+            self._dirty = [False] * self.height
+        return start + encode(items, self._pens, self.width)
+
+    def _resize(self, width: int, height: int) -> None:
+        self.width, self.height = width, height
+        self._wanted = [[(" ", PLAIN)] * width for _ in range(height)]
+        self._shown = [[] for _ in range(height)]
+        self._dirty = [True] * height
+        self.forget()
+
+    def _put(self, y: int, start: int, strip: Strip, stop: int) -> None:
+        if not 0 <= y < self.height:
+            return
+        row = self._wanted[y]
+        cells = self._cells(strip)[: min(stop, self.width) - start]
+        if row[start : start + len(cells)] != cells:
+            row[start : start + len(cells)] = cells
+            self._dirty[y] = True
+            self._plan.clear()
+
+    def _cells(self, strip: Strip) -> list[Cell]:
+        of, blank = self._pens.of, self._pens.blank
+        cells: list[Cell] = []
+        for text, style, control in strip:
+            if control:
+                continue
+            pen = of(style)
+            if text.isspace() and text.isascii():
+                cells += [(" ", blank(pen))] * len(text)
+            elif text.isascii():
+                ground = blank(pen)
+                cells += [(" ", ground) if character == " " else (character, pen) for character in text]
+            else:
+                self._wide(cells, text, pen)
+        return cells
+
+    def _wide(self, cells: list[Cell], text: str, pen: Pen) -> None:
+        ground, full = self._pens.blank(pen), self._pens.full(pen)
+        if full is not None and full.back == pen.back:
+            text = text.replace("\u2580", "\u2588").replace("\u2584", "\u2588")  # both halves in one colour
+        for character in text:
+            if character == "\u2588" and full is not None:
+                cells.append((" ", full))  # one byte instead of three, or a few for a run of any length
+                continue
+            width = 1 if character < "\u0300" or "\u2500" <= character <= "\u259f" else cell_len(character)
+            if self._ascii and not character.isascii():
+                cells += [("?", pen)] * width
+            elif width == 0 and cells:
+                cells[-1] = (cells[-1][0] + character, cells[-1][1])
+            elif width:
+                cells.append((" ", ground) if character == " " else (character, pen))
+                cells += [("", pen)] * (width - 1)
+
+    def _clear(self) -> str:
+        """Erase the whole screen, in the colour of most of its blanks where the terminal can."""
+        ground = PLAIN
+        if self._kind.erases_in_colour:
+            grounds = Counter(pen for row in self._wanted for text, pen in row if text == " " and not pen.attributes)
+            ground = grounds.most_common(1)[0][0] if grounds else PLAIN
+        self._shown = [[(" ", ground)] * self.width for _ in range(self.height)]
+        self._dirty = [wanted != shown for wanted, shown in zip(self._wanted, self._shown, strict=True)]
+        self._unknown = False
+        return f"\x1b[m{self._pens.turn(PLAIN, ground)}\x1b[2J{self._pens.turn(ground, PLAIN)}"
+
+    def _row(self, y: int) -> Iterator[Item]:
+        """Yield what is to be sent of a row."""
+        wanted, shown = self._wanted[y], self._shown[y]
+        if any(len(text) != 1 for row in (wanted, shown) for text, _ in row):
+            yield from self._uneven(y)
+            return
+        erases = self._kind.erases_in_colour
+        tail = _tail(wanted) if erases else len(wanted)
+        for start, stop in stretches(wanted, shown, self._pens):
+            erase = start >= tail or stop > tail + ERASE
+            yield from self._runs(y, start, tail if erase else stop)
+            if erase:
+                yield Item(y, max(start, tail), len(wanted), "\x1b[K", wanted[-1][1], blank=True, moves=False)
+                return
+
+    def _runs(self, y: int, start: int, stop: int) -> Iterator[Item]:
+        """Yield the cells of a stretch, a run of one pen each; blanks go with their neighbours where they can."""
+        row, pens, erases = self._wanted[y], self._pens, self._kind.erases_in_colour
+        at = start
+        while at < stop:
+            first, (text, pen) = at, row[at]
+            blank = text == " "
+            ground = pens.blank(pen)
+            while at < stop and (row[at][1] is pen if blank or row[at][0] != " " else row[at][1] is ground):
+                if blank and row[at][0] != " ":
+                    break
+                at += 1
+            length = at - first
+            if not blank:
+                length = len("".join(text for text, _ in row[first:at]).rstrip(" "))
+                at = first + length
+            if blank and length >= ERASE and erases and not pen.attributes:
+                yield Item(y, first, at, f"\x1b[{length}X", pen, blank=True, moves=False)
+            else:
+                yield Item(y, first, at, "".join(text for text, _ in row[first:at]), pen, blank=blank)
+
+    def _uneven(self, y: int) -> Iterator[Item]:
+        """Yield all of a row with characters whose width the terminal may see otherwise: each is followed by a jump."""
+        row = self._wanted[y]
+        for x, (text, pen) in enumerate(row):
+            if text:
+                stop = x + 1
+                while stop < len(row) and not row[stop][0]:
+                    stop += 1
+                sure = len(text) == 1 and stop == x + 1
+                yield Item(y, x, stop, text, pen, blank=text == " ", moves=sure)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Cells of one row that are sent together."""
+
+    y: int
+    x: int
+    stop: int
+    payload: str
+    pen: Pen
+    blank: bool = False
+    """Any pen will do that shows blanks alike."""
+    moves: bool = True
+    """The cursor stands at ``stop`` afterwards; else it has to be placed anew."""
+
+
+def in_order(items: list[Item], pens: Pens, width: int) -> list[Item]:
+    """Return the items in the cheapest of three orders: as the cells stand, or pen after pen, row or column first."""
+    if len(items) < FEW:
+        return items
+    orders = (
+        items,
+        sorted(items, key=lambda item: (item.pen.back, item.pen.attributes, item.pen.front, item.y, item.x)),
+        sorted(items, key=lambda item: (item.pen.back, item.pen.attributes, item.pen.front, item.x, item.y)),
+    )
+    return min(orders, key=lambda order: len(encode(order, pens, width)))
+
+
+def encode(items: list[Item], pens: Pens, width: int) -> str:
+    """Return the control sequences and text of some items."""
+    out: list[str] = []
+    pen, at = PLAIN, (-1, -1)
+    for item in items:
+        out.append(_move(at, item.y, item.x))
+        wanted = pens.over(pen, item.pen) if item.blank else item.pen
+        out.append(pens.turn(pen, wanted))
+        out.append(item.payload)
+        pen = wanted
+        if item.moves:
+            # At the right edge it hangs: terminals differ in what comes next.
+            at = (item.y, item.stop) if item.stop < width else (-1, -1)
+        else:
+            at = (item.y, item.x) if item.payload[:1] == "\x1b" else (-1, -1)
+    out.append(pens.turn(pen, PLAIN))
+    return "".join(out)
+
+
+def _move(at: tuple[int, int], y: int, x: int) -> str:
+    """Return the shortest way to a cell. A line feed moves straight down: the driver has output sent as it is."""
+    there = f"\x1b[{y + 1};{x + 1}H" if x else f"\x1b[{y + 1}H" if y else "\x1b[H"
+    down = y - at[0]
+    if at[1] < 0 or not 0 <= down <= 4:
+        return there
+    along = x - at[1]
+    if along >= 0:
+        aside = "" if not along else f"\x1b[{along}C" if along > 1 else "\x1b[C"
+    else:
+        aside = "\b" * -along if along >= -4 else f"\x1b[{-along}D"
+    if x == 0 and along:
+        aside = "\r"
+    return min("\n" * down + aside, there, key=len)
+
+
+def _tail(row: list[Cell]) -> int:
+    """Return the first of the equal blanks at a row's end that an erasure can make."""
+    last = row[-1]
+    at = len(row)
+    if last[0] == " " and not last[1].attributes:
+        while at and row[at - 1] == last:
+            at -= 1
+    return at
+
+
+def stretches(wanted: list[Cell], shown: list[Cell], pens: Pens) -> list[tuple[int, int]]:
+    """Return the (first, last + 1) cells of each stretch in which two rows of equal length differ.
+
+    A few equal cells between two stretches that need no other pen are part of them: sending them again is cheaper
+    than a jump.
+    """
+    found: list[tuple[int, int]] = []
+    if wanted == shown:
+        return found
+    for at, (one, other) in enumerate(zip(wanted, shown, strict=True)):
+        if one != other:
+            if found and at - found[-1][1] < GAP and _same_pen(wanted, found[-1][1] - 1, at, pens):
+                found[-1] = (found[-1][0], at + 1)
+            else:
+                found.append((at, at + 1))
+    return found
+
+
+def _same_pen(row: list[Cell], first: int, last: int, pens: Pens) -> bool:
+    pen = row[first][1]
+    ground = pens.blank(pen)
+    return all(row[at][1] is pen or (row[at][1] is ground and row[at][0] == " ") for at in range(first + 1, last))
