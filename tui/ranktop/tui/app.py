@@ -14,7 +14,8 @@ from textual.theme import Theme
 from textual.timer import Timer
 
 from ranktop.tui.exit import end_on_signals, guarded
-from ranktop.tui.keys import KEYS
+from ranktop.tui.keys import KEYS, REPLAY_KEYS
+from ranktop.tui.replay.theatre import Theatre
 from ranktop.tui.screens.choose import StartScreen
 from ranktop.tui.screens.help import HelpScreen
 from ranktop.tui.screens.live import LiveScreen
@@ -26,6 +27,7 @@ from ranktop.tui.theme import DARK, LIGHT, after, choose, in_sixteen, speaks_uni
 from ranktop.tui.view.text import ASCII, UNICODE, plain
 
 if TYPE_CHECKING:
+    from ranktop.tui.replay.player import Player
     from ranktop.wire.endpoints import Found, JobEntry
 
 FIND_EVERY = 1.0
@@ -50,8 +52,8 @@ class RanktopApp(PacedApp):
     TITLE = "ranktop"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(key.keys, key.action, key.words, id=key.id, show=False, priority=key.priority)
-        for key in KEYS
-        if key.group == "program"
+        for key in (*KEYS, *REPLAY_KEYS)
+        if key in REPLAY_KEYS or key.group == "program"
     ]
 
     def __init__(
@@ -74,7 +76,9 @@ class RanktopApp(PacedApp):
         if theme is None and self.console.color_system == "standard":
             self.palette = in_sixteen(self.palette)
         self.clock = clock
-        self.session = Session(clock, budget_slice=0.03, findings_every=1.0)
+        self.live = Session(clock, budget_slice=0.03, findings_every=1.0)
+        """The job that is watched; ``session`` is what is shown."""
+        self.replay = Theatre(self)
         self.source = source
         self.trouble = ""
         """The last failure of a part of the dashboard itself, in one line."""
@@ -95,7 +99,7 @@ class RanktopApp(PacedApp):
         if not self.is_headless:
             end_on_signals(self.leave)
         self._look_every(DRAIN_EVERY)
-        if self.source is not None:
+        if self.source is not None or self.replay.on:
             self._watch(self.source)
             return
         self.push_screen(StartScreen())
@@ -108,7 +112,12 @@ class RanktopApp(PacedApp):
 
     def link(self) -> Link:
         """Return how the connection is doing."""
-        return self.source.link() if self.source is not None else Link()
+        return self.replay.link() or (self.source.link() if self.source is not None else Link())
+
+    @property
+    def session(self) -> Session:
+        """The job that is shown: as it is live, or as it was."""
+        return self.replay.session() or self.live
 
     def beat(self) -> None:
         """Take what has arrived and draw when a frame is due: one timer for both, each wake-up costs."""
@@ -127,11 +136,11 @@ class RanktopApp(PacedApp):
 
     def drain(self) -> None:
         """Feed the session with what has arrived; a failure is shown and the rest goes on."""
-        if self.source is None:
-            return
         known = bool(self.session.ranks)
+        self.replay.beat()
         try:
-            self.session.feed(self.source.drain())
+            if self.source is not None:
+                self.live.feed(self.source.drain())
             if self.session.failure:
                 self.trouble = plain(f"! {self.session.failure}")
         except Exception as error:
@@ -148,7 +157,7 @@ class RanktopApp(PacedApp):
         find = self._find
         if find is None or self._busy or self.source is not None:
             return
-        self._in_background(find, self._take_found)
+        self.in_background(find, self._take_found)
 
     def _take_found(self, found: Found) -> None:
         if self.source is not None:
@@ -163,9 +172,9 @@ class RanktopApp(PacedApp):
         """Attach to a job."""
         connect = self._connect
         if connect is not None and self.source is None:
-            self._in_background(lambda: connect(job), self._watch)
+            self.in_background(lambda: connect(job), self._watch)
 
-    def _in_background(self, work: Callable[[], object], then: Callable[..., None]) -> None:
+    def in_background(self, work: Callable[[], object], then: Callable[..., None]) -> None:
         """Run on a daemon thread: unlike a worker's, the end of the program does not wait for it."""
 
         def run() -> None:
@@ -188,7 +197,7 @@ class RanktopApp(PacedApp):
         if self._loop is not None and self._loop.is_running():
             self._loop.call_soon_threadsafe(self.call_later, finish)
 
-    def _watch(self, source: Source) -> None:
+    def _watch(self, source: Source | None) -> None:
         self.source = source
         self.trouble = ""
         self.drain()
@@ -226,6 +235,10 @@ class RanktopApp(PacedApp):
             self.push_screen(HelpScreen(screen.options, screen.KEYS))
         else:
             self.push_screen(HelpScreen(RanksScreen(self.glyphs).options, KEYS))
+
+    def action_replay(self, what: str, by: float = 0.0) -> None:
+        """Do what a key of the replay says."""
+        self.replay.key(what, by)
 
     def action_findings(self) -> None:
         """Show what is out of line."""
@@ -280,6 +293,7 @@ def run(
     ascii: bool | None = None,
     interval: float = 0.5,
     place: str = "",
+    player: Player | None = None,
 ) -> int:
     """Run the dashboard until it is quit and return its exit code; the source is closed at the end.
 
@@ -291,4 +305,9 @@ def run(
     except ValueError as error:
         print(f"ranktop: {error}", file=sys.stderr)
         return 2
-    return guarded(app)
+    if player is not None:
+        app.replay.open(player)
+    try:
+        return guarded(app)
+    finally:
+        app.replay.close()

@@ -52,6 +52,26 @@ KEYS: Final = (
     Key("quit-now", "ctrl+c", "Ctrl+C", "quit", "quit, also while typing", "program", priority=True),
 )  # fmt: skip
 
+REPLAY_KEYS: Final = (
+    Key("replay", "R", "R", "replay('live')", "look back: this job's recording; again: live", "replay"),
+    Key("replay-pause", "space", "Space", "replay('pause')", "of a recording: play, pause", "replay"),
+    Key("replay-back", "comma", ", .", "replay('step', -1)", "pause, a second back; on", "replay"),
+    Key("replay-on", "full_stop", ".", "replay('step', 1)", "pause, a second on", "back"),
+    Key("replay-minute-back", "left_parenthesis", "( )", "replay('skip', -60)", "a minute back; on", "replay"),
+    Key("replay-minute-on", "right_parenthesis", ")", "replay('skip', 60)", "a minute on", "back"),
+    Key("replay-slower", "less_than_sign", "< >", "replay('speed', -1)", "slower; faster: 0.25x to 1024x", "replay"),
+    Key("replay-faster", "greater_than_sign", ">", "replay('speed', 1)", "faster", "back"),
+    Key("replay-finding-back", "left_curly_bracket", "{ }", "replay('finding', -1)",
+        "pause where the last finding began; the next one", "replay"),
+    Key("replay-finding", "right_curly_bracket", "}", "replay('finding', 1)", "pause where the next finding begins",
+        "back"),
+    Key("replay-start", "0", "0 - 9", "replay('share', 0)", "to the beginning, to 10 %, ... to 90 %", "replay"),
+    *(Key(f"replay-{tenth}0", str(tenth), str(tenth), f"replay('share', {tenth})", f"to {tenth}0 %", "back")
+      for tenth in range(1, 10)),
+    Key("replay-end", "dollar_sign", "$", "replay('share', 10)", "to the end", "replay"),
+)  # fmt: skip
+"""Keys of a recording, on every screen."""
+
 STRATEGY_KEYS: Final = (
     Key("strategy-up", "up,k", "↑ k", "move(-1)", "one strategy up", "move"),
     Key("strategy-down", "down,j", "↓ j", "move(1)", "one strategy down", "move"),
@@ -217,11 +237,12 @@ POSTMORTEM_KEYS: Final = (
 
 GROUPS: Final = {
     "move": "Move", "order": "Order and filter", "look": "Look", "what if": "What if", "screens": "Screens",
-    "program": "Program",
+    "program": "Program", "replay": "Look back",
 }  # fmt: skip
 """Groups that the help shows, with their titles."""
 
 
 def shown_keys(keys: tuple[Key, ...]) -> tuple[Key, ...]:
-    """Return a screen's keys with the program's behind them."""
-    return (*(key for key in keys if key.group != "program"), *(key for key in KEYS if key.group == "program"))
+    """Return a screen's keys with those of the replay and of the program behind them."""
+    program = (key for key in KEYS if key.group == "program")
+    return (*(key for key in keys if key.group != "program"), *REPLAY_KEYS, *program)

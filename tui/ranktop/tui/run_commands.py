@@ -1,4 +1,4 @@
-"""The commands about runs that may be over: ``jobs``, ``export``, ``compare``. Each imports what it needs itself."""
+"""The commands about runs that may be over: jobs, export, compare, replay. Each imports what it needs itself."""
 
 from __future__ import annotations
 
@@ -86,7 +86,27 @@ def compare(
     raise typer.Exit(run(runs, Wish(form, first, last), options or ()))
 
 
+def replay(
+    run: Annotated[str, typer.Argument(metavar=RUN, help="A recording's file, a job's id or name, here or there.")],
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Begin at: 10:42, +90 s from the start, -5m before the end, 40%."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print it as the JSON of `ranktop status`.")] = False,
+    theme: Annotated[str | None, typer.Option(help="dark, light, ansi, ansi-dark, ansi-light or none.")] = None,
+    ascii_only: Annotated[bool | None, typer.Option("--ascii/--no-ascii", help="Draw without Unicode.")] = None,
+    options: flags.Options = None,
+) -> None:
+    """Open the dashboard on a recording, at its end: play, pause, step to the next finding. Pipes get a table.
+
+    Exit codes: 0 shown, 1 it cannot be read, 2 bad usage, 3 no such job.
+    """
+    from ranktop.tui.replay.command import replay as show
+
+    raise typer.Exit(show(run, at=at, as_json=json, theme=theme, ascii=ascii_only, options=options or ()))
+
+
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (jobs, export, compare):
+    for command in (jobs, export, compare, replay):
         app.command()(command)

@@ -14,6 +14,7 @@ from ranktop.tui.replay.times import clock, span
 from ranktop.tui.session.source import Link
 from ranktop.tui.view.scrubber import Scrub
 from ranktop.tui.view.text import plain
+from ranktop.tui.view.text import ranges as numbers
 
 OpenTape = Callable[[], Tape]
 
@@ -83,7 +84,7 @@ class Player:
         """Go to a share of the recording, 0 to 1."""
         tape = self.deck.tape
         self.deck.seek(tape.begin + share * (tape.end - tape.begin))
-        return {0.0: "the beginning", 1.0: "the end"}.get(share, f"{share:.0%} of the recording")
+        return {0.0: "the beginning", 1.0: "the end"}.get(share, f"{100 * share:.0f} % of the recording")
 
     def finding(self, by: int) -> str:
         """Pause at the next time at which a finding begins, or the last one before."""
@@ -92,8 +93,12 @@ class Player:
             return self._no_finding(by)
         self.deck.pause()
         self.deck.seek(found.first)
-        about = "began before this: " if found.rough else ""
-        return f"{about}{plain(found.sentence)}"
+        rule, _, ranks = found.key
+        whom = f"of rank{'s' if len(ranks) > 1 else ''} {numbers(ranks, 2)}" if ranks else "of the job"
+        place = self.findings.stories.index(found) + 1
+        about = "begins before" if found.rough else "begins at"
+        count = f"{place} of {len(self.findings.stories)}{'' if self.findings.done else ' so far'}"
+        return f"{plain(rule).replace('_', ' ')} {whom} {about} {clock(self.deck.tape.wall(found.first))}; {count}"
 
     def _edge(self, by: float) -> str:
         tape, at = self.deck.tape, self.deck.at
@@ -105,8 +110,8 @@ class Player:
         if self.survey.failure:
             return plain(self.survey.failure)
         where = "later" if by > 0 else "earlier"
-        looked = "" if self.findings.done else f"; {self.looked():.0%} has been looked through so far"
-        return f"no warning or critical finding begins {where}{looked}"
+        looked = "" if self.findings.done else f"; {100 * self.looked():.0f} % is looked through"
+        return f"no warning or critical finding {where}{looked}"
 
     # What is shown.
 

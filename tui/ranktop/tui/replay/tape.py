@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec.structs import replace
 
 from ranktop.tui.session.source import Received
 from ranktop.wire.codec import WireError, decode_body, decode_header
-from ranktop.wire.recording import Stretch
 from ranktop.wire.schema import Item, Job, Sample
+
+if TYPE_CHECKING:
+    from ranktop.wire.recording import Stretch
 
 THINNED: Final = 2.5
 """Seconds between a rank's samples from which on a recording counts as thinned there."""

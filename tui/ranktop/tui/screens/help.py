@@ -55,6 +55,7 @@ class HelpScreen(ModalScreen[None]):
         lines = help_lines(self._options, self._keys, width)
         if simulated(state.card for state in self.app.session.ranks.values()):
             lines = list(labelled({"help": lines})["help"])
+        lines = list(self.app.replay.marked({"help": lines})["help"])
         self._top = max(0, min(self._top, len(lines) - height))
         widget = self.query_one("#help", Lines)
         widget.styles.height = min(height, len(lines))

@@ -69,6 +69,8 @@ class LiveScreen(Screen[None]):
 
     def on_mount(self) -> None:
         """Draw as soon as there is a size; from then on the application's timer asks whether a frame is due."""
+        if not self.query("#scrubber"):  # a subclass may have called this before
+            self.mount(Lines(id="scrubber"))
         self.parts = {part.id or "": part for part in self.query(Lines)}
         self.hurry()
 
@@ -116,9 +118,17 @@ class LiveScreen(Screen[None]):
         """Return what is to be shown."""
         return self.frozen or self.app.session.snapshot()
 
+    @property
+    def room(self) -> tuple[int, int]:
+        """The (width, height) that there is for the screen's own lines."""
+        width, height = self.size
+        return width, height - self.app.replay.rows(height)
+
     def action_freeze(self) -> None:
-        """Freeze the picture, or go on."""
-        if self.frozen is None:
+        """Freeze the picture, or go on; a recording is paused, and played on."""
+        if self.app.replay.on:
+            self.app.replay.key("pause")
+        elif self.frozen is None:
             self.frozen = self.app.session.snapshot(copy_history=True)
             self.options.frozen_at = self.frozen.now
             self.hurry()
@@ -128,16 +138,26 @@ class LiveScreen(Screen[None]):
 
     def draw(self) -> None:
         """Draw one snapshot; an exception becomes a notice, the screen keeps its last picture."""
+        self.options.replaying = self.app.replay.on
         try:
             content = self.content()
             if simulated(state.card for state in self.app.session.ranks.values()):
                 content = labelled(content)
+            content = {**self.app.replay.marked(content), "scrubber": self._scrubber()}
             for name, lines in content.items():
                 self.parts[name].show(lines, self.app.palette)
         except Exception as error:
             self.app.report(error)
         self.app.pacer.drawn()
         self.call_after_refresh(self.app.flush)
+
+    def _scrubber(self) -> Sequence[Line]:
+        """Return the last line of a replay; none while live."""
+        width, height = self.size
+        line = self.app.replay.line(self.options.glyphs, width)
+        shown = line is not None and self.app.replay.rows(height) > 0
+        self.parts["scrubber"].display = shown
+        return (line,) if line is not None and shown else ()
 
     def content(self) -> Mapping[str, Sequence[Line]]:
         """Return the lines of every part of the next frame."""
@@ -148,7 +168,7 @@ class LiveScreen(Screen[None]):
         the strip of findings leaves, with the strip above its last line."""
         snapshot, glyphs = self.snapshot(), self.options.glyphs
         self.options.letters = self.letters
-        width, height = max(1, self.size.width), max(1, self.size.height)
+        width, height = max(1, self.room[0]), max(1, self.room[1])
         above = strip(snapshot, glyphs, width, 1, self.reads) if self.STRIP and height >= SMALL else []
         lines = list(draw(snapshot, (width, height - len(above))))
         foot = [with_notes(line, snapshot, glyphs, width) for line in lines[-1:]] if height > 1 else lines[-1:]

@@ -47,8 +47,8 @@ class RanksScreen(RankActions):
         """Return the lines of every part of the next frame."""
         app, options = self.app, self.options
         options.letters = self.letters
-        width, height = self.size
-        now = frame(self.snapshot(), app.link(), options, (width, height), self.news(), app.clock())
+        width, height = self.room
+        now = frame(self.snapshot(), app.link(), options, (width, height), self.news(), app.session.clock())
         before, self.last = self.last, now
         if self.resized or before is None or before.heights != now.heights or before.right != now.right:
             self._lay_out(now)

@@ -43,7 +43,8 @@ class Link:
     """How the connection to the source is doing."""
 
     state: str = "connecting"
-    """``connecting``, ``live``, ``lost`` (no answer; retrying), ``ended`` (the hub is gone for good)."""
+    """``connecting``, ``live``, ``lost`` (no answer; retrying), ``ended`` (the hub is gone for good),
+    ``replay`` (a recording; ``detail`` says where)."""
     detail: str = ""
     """One line for a person."""
     age: float | None = None

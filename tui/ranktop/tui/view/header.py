@@ -10,6 +10,7 @@ from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import LETTERS
 from ranktop.tui.view.hints import category_keys, hint_line
+from ranktop.tui.view.label import replay_cells
 from ranktop.tui.view.nodes import count_words
 from ranktop.tui.view.options import MOMENT_WORDS, Options
 from ranktop.tui.view.plan import strategy
@@ -33,10 +34,17 @@ HINTS: Final = (
 )  # fmt: skip
 """Keys named in the last line, by worth."""
 
+REPLAY_HINTS: Final = (
+    ("space", "play/pause"), (", .", "1 s"), ("( )", "1 min"), ("{ }", "finding"), ("< >", "speed"), ("R", "live"),
+    ("?", "help"), ("q", "quit"), ("0-9 $", "jump"), ("i", "imbalance"), ("!", "findings"),
+)  # fmt: skip
+"""The same of a recording."""
+
 
 def header(snapshot: Snapshot, link: Link, options: Options, width: int) -> Line:
     """Say which job, what strategy, how many ranks, which step and how alive the link is, in one line."""
     glyphs = options.glyphs
+    whole, width = width, width - replay_cells(snapshot, options)
     right = merge([*progress(snapshot, options), *link_words(link, snapshot, glyphs), (" ", "head")])
     state = job_state(snapshot, glyphs)
     if length(right) > width - 18 and state:
@@ -46,7 +54,7 @@ def header(snapshot: Snapshot, link: Link, options: Options, width: int) -> Line
     if length(right) > width - 8:
         right = ()
     room = width - length(right) - 1
-    return beside(_identity(snapshot, options, room), right, width, "head")
+    return beside(_identity(snapshot, options, room), right, whole, "head")
 
 
 def _identity(snapshot: Snapshot, options: Options, room: int) -> Line:
@@ -59,7 +67,7 @@ def _identity(snapshot: Snapshot, options: Options, room: int) -> Line:
     nodes = count_words(snapshot)
     where = f"{ranks} on {nodes}" if nodes else ranks
     more = f"ckpt {plain(card.plan.checkpointing)}" if card and card.plan and card.plan.checkpointing else ""
-    brand: list[Span] = [(" ranktop ", "head accent")]
+    brand: list[Span] = [] if options.replaying else [(" ranktop ", "head accent")]
     title: list[Span] = [(f" {name}", "head bold")]
     fewer = [words[:number] for number in range(len(words) - 1, 0, -1)]
     lines: list[list[Span]] = []
@@ -76,15 +84,17 @@ def _identity(snapshot: Snapshot, options: Options, room: int) -> Line:
 def title_line(words: str, snapshot: Snapshot, link: Link, options: Options, width: int) -> Line:
     """Say which screen this is, of which job, at which step and how fresh, in one line."""
     job = plain(snapshot.job.name) if snapshot.job else "no job"
-    left: list[Span] = [(" ranktop ", "head accent"), (f" {words}", "head bold"), (f"  {job}", "head")]
+    left: list[Span] = [(f" {words}", "head bold"), (f"  {job}", "head")]
+    left = left if options.replaying else [(" ranktop ", "head accent"), *left]
     told = link_words(link, snapshot, options.glyphs)
     frozen = ((" FROZEN ", "frozen"), ("  ", "head")) if options.frozen_at is not None else ()
     state = merge([*frozen, *job_state(snapshot, options.glyphs), ("  ", "head")])
     tail = (" ", "head")
+    gap = GAP + replay_cells(snapshot, options)
     rights = [merge([*parts, *told, tail]) for parts in (progress(snapshot, options), state, ())]
     choices = [(left, right) for right in rights] + [([(f" {words}", "head bold")], rights[-1])]
     left, right = next(
-        ((one, other) for one, other in choices if length(one) + GAP + length(other) <= width),
+        ((one, other) for one, other in choices if length(one) + gap + length(other) <= width),
         ([(f" {words}", "head bold")], ()),
     )
     return beside(left, right, width, "head")
@@ -112,6 +122,8 @@ def link_words(link: Link, snapshot: Snapshot, glyphs: Glyphs) -> Line:
 
 
 def _link_state(link: Link, snapshot: Snapshot, glyphs: Glyphs) -> Line:
+    if link.state == "replay":
+        return ((plain(link.detail), "head bold"),)
     if link.state == "live":
         if snapshot.state == "ended":
             return ((f"{glyphs.waiting} link to ended job", "head"),)
@@ -159,7 +171,7 @@ def footer(options: Options, notice: str, place: str, width: int) -> Line:
         return _typing(options, right, width)
     if options.filter:
         right.append((f" filter: {plain(options.filter)} ", "frozen"))
-    return hint_line(HINTS, notice, right, options.glyphs, width)
+    return hint_line(REPLAY_HINTS if options.replaying else HINTS, notice, right, options.glyphs, width)
 
 
 def _typing(options: Options, right: list[Span], width: int) -> Line:
@@ -170,7 +182,7 @@ def _typing(options: Options, right: list[Span], width: int) -> Line:
 
 def news(snapshot: Snapshot, link: Link, options: Options, now: float) -> str:
     """Return the one thing about the stream or the selected rank that a person should be told now."""
-    if link.state != "live" and link.detail:
+    if link.state not in ("live", "replay") and link.detail:
         return f"{options.glyphs.alert} {plain(link.detail)}"
     view = snapshot.rank(options.selected)
     if not options.detail and view is not None and view.end is not None and view.state != "ended":

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ranktop.tui.view.text import Line, length, pad
+from ranktop.tui.view.text import Line, Span, length, pad
 from ranktop.wire.schema import Card
+
+if TYPE_CHECKING:
+    from ranktop.tui.session.state import Snapshot
+    from ranktop.tui.view.options import Options
 
 SIMULATED: Final = "SIMULATED"
 
 LABEL: Final = (f" {SIMULATED} ", "frozen")
+
+REPLAY: Final = (" REPLAY ", "frozen")
 
 BRAND: Final = " ranktop "
 
@@ -23,27 +29,34 @@ def simulated(cards: Iterable[Card | None]) -> bool:
     return next((card.simulated for card in cards if card is not None), False)
 
 
-def labelled(parts: Mapping[str, Sequence[Line]]) -> dict[str, Sequence[Line]]:
-    """Put the label before the first line of a screen, in place of the program's name where that stands there."""
+def replay_cells(snapshot: Snapshot, options: Options) -> int:
+    """Return the cells that the labels take of the first line of a replay; 0 while live."""
+    if not options.replaying:
+        return 0
+    return len(REPLAY[0]) + (len(LABEL[0]) if simulated(view.card for view in snapshot.ranks) else 0)
+
+
+def labelled(parts: Mapping[str, Sequence[Line]], label: Span = LABEL) -> dict[str, Sequence[Line]]:
+    """Put a label before the first line of a screen, in place of the program's name where that stands there."""
     marked = dict(parts)
     first = next((name for name, lines in marked.items() if lines), None)
     if first is not None:
         line, *others = marked[first]
-        marked[first] = [_labelled(line), *others]
+        marked[first] = [_labelled(line, label), *others]
     return marked
 
 
-def _labelled(line: Line) -> Line:
+def _labelled(line: Line, label: Span) -> Line:
     width = length(line)
     rest = list(line)
     if rest and rest[0][0].startswith(BRAND):
         text, style = rest[0]
         rest[0] = (text.removeprefix(BRAND), style)
-    over = len(LABEL[0]) + length(rest) - width
+    over = len(label[0]) + length(rest) - width
     # The room is taken from the widest gap, so that what stands at the right stays there.
     gaps = [(at, gap.start(), gap.end()) for at, (text, _) in enumerate(rest) for gap in _GAP.finditer(text)]
     if over > 0 and gaps:
         at, start, end = max(gaps, key=lambda gap: gap[2] - gap[1])
         text, style = rest[at]
         rest[at] = (text[: max(start + 1, end - over)] + text[end:], style)
-    return pad((LABEL, *rest), width, "head")
+    return pad((label, *rest), width, "head")

@@ -53,6 +53,8 @@ class Options:
     page: int = 0
     frozen_at: float | None = None
     """Session time at which the picture was frozen; None while live."""
+    replaying: bool = False
+    """The picture is of a recording."""
     glyphs: Glyphs = UNICODE
     letters: bool = False
     """Draw bars with letters: there is no colour, or no half block."""

@@ -1,0 +1,199 @@
+"""The replay within the dashboard: opened at the start, or on the recording of the job that is watched live."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ranktop.tui.screens.live import LiveScreen
+from ranktop.tui.session.source import Link
+from ranktop.tui.session.state import Session
+from ranktop.tui.view.label import REPLAY, labelled
+from ranktop.tui.view.scrubber import scrubber
+from ranktop.tui.view.text import Glyphs, Line, in_ascii, plain
+
+if TYPE_CHECKING:
+    from ranktop.tui.app import RanktopApp
+    from ranktop.tui.replay.player import Player
+
+LEAST_ROWS: Final = 5
+"""Rows of a screen from which on the scrubber has one of its own; below that the header alone tells."""
+
+BUSY: Final = 0.14
+"""Seconds of work between two beats of the dashboard: the rest is for its pictures and its keys."""
+
+HINTS: Final = "( a minute back, space plays, R: live again"
+
+
+class Theatre:
+    """Whether the dashboard shows a recording, and what the keys of the replay do then."""
+
+    def __init__(self, app: RanktopApp) -> None:
+        self.player: Player | None = None
+        self._app = app
+        self._spent = 0.0
+        self._going = False
+        self._surveyed = False
+
+    @property
+    def on(self) -> bool:
+        """Whether a recording is shown."""
+        return self.player is not None
+
+    def session(self) -> Session | None:
+        """Return the session that is shown; None while live."""
+        return self.player.deck.session if self.player is not None else None
+
+    def link(self) -> Link | None:
+        """Return where the replay stands; None while live."""
+        return self.player.link() if self.player is not None else None
+
+    def open(self, player: Player) -> None:
+        """Show a recording."""
+        self.close()
+        self.player = player
+        self._surveyed = False
+        self._thaw()
+        self.beat()
+
+    def close(self) -> None:
+        """Let go of the recording: live again, where there is a live job."""
+        player, self.player = self.player, None
+        if player is not None:
+            player.close()
+
+    # Where it stands, on the screen.
+
+    def rows(self, height: int) -> int:
+        """Return the rows that the scrubber takes of a screen of that height."""
+        return int(self.on and height >= LEAST_ROWS)
+
+    def line(self, glyphs: Glyphs, width: int) -> Line | None:
+        """Return the scrubber; None while live."""
+        if self.player is None:
+            return None
+        line = scrubber(self.player.scrub(), glyphs, width)
+        return in_ascii(line) if glyphs.ascii else line
+
+    def marked(self, parts: Mapping[str, Sequence[Line]]) -> Mapping[str, Sequence[Line]]:
+        """Say in the first line of a screen that it is a replay; unchanged while live."""
+        return labelled(parts, REPLAY) if self.on else parts
+
+    # Work.
+
+    def beat(self) -> None:
+        """Go on as far as is due."""
+        self._spent = 0.0
+        self._go()
+
+    def _go(self) -> None:
+        app, player = self._app, self.player
+        self._going = False
+        if player is None:
+            return
+        sought = player.deck.seeking
+        began = app.clock()
+        try:
+            there = player.deck.work()
+        except Exception as error:  # a damaged recording: told, and the picture stays
+            app.report(error)
+            player.deck.head.pause()
+            return
+        self._spent += app.clock() - began
+        if there and not self._surveyed:
+            self._surveyed = True  # only now: the first picture comes first
+            player.survey.start()
+        screen = app.screen if app.screen_stack else None
+        if not isinstance(screen, LiveScreen):
+            return
+        if there and sought:
+            screen.hurry()
+        elif not there and (player.deck.seeking or self._spent < BUSY):
+            self._going = True
+            screen.soon(self._go)
+
+    # Keys.
+
+    def key(self, what: str, by: float = 0.0) -> None:
+        """Do what a key of the replay says, and tell what it did."""
+        screen = self._app.screen
+        if not isinstance(screen, LiveScreen):
+            return
+        if what == "live":
+            self._turn(screen)
+            return
+        player = self.player
+        if player is None:
+            screen.say("this is live; R looks back in the job's recording")
+            return
+        keys: dict[str, Callable[[], str]] = {
+            "pause": player.toggle,
+            "speed": partial(player.faster, int(by)),
+            "step": partial(player.step, by),
+            "skip": partial(player.skip, by),
+            "share": partial(player.share, by / 10),
+            "finding": partial(player.finding, int(by)),
+        }
+        try:
+            said = keys[what]()
+        except Exception as error:  # as above
+            self._app.report(error)
+            return
+        if not self._going:
+            self._go()
+        screen.say(said)
+
+    def _turn(self, screen: LiveScreen) -> None:
+        """From live to the recording, or back."""
+        app = self._app
+        if self.on and app.source is None:
+            screen.say("this is a recording: there is nothing live to go to; q quits")
+        elif self.on:
+            self.close()
+            self._thaw()
+            screen.say("live again")
+        elif app.live.job is None:
+            screen.say("nothing is known of the job yet")
+        elif place := app.link().place:
+            job = plain(app.live.job.id)
+            screen.say(f"its recording is on {plain(place)}; quit, then: ranktop replay {plain(place)}/{job}")
+        else:
+            app.in_background(partial(_recording_of, app.live.job.id), self._found)
+
+    def _found(self, path: Path | None) -> None:
+        screen = self._app.screen
+        if not isinstance(screen, LiveScreen) or self.on:
+            return
+        if path is None:
+            screen.say("this job has no recording here; where its hub has another RANKTOP_STATE_DIR, set the same")
+            return
+        player = player_of(path, growing=True, real=self._app.clock)
+        self.open(player)
+        screen.say(f"paused at {player.wall()}; {HINTS}")
+
+    def _thaw(self) -> None:
+        """Let pictures that stand still go on: they are of another time."""
+        for screen in self._app.screen_stack:
+            if isinstance(screen, LiveScreen):
+                screen.frozen = None
+                screen.options.frozen_at = None
+                screen.resized = True
+
+
+def _recording_of(job_id: str) -> Path | None:
+    """Return the newest recording of a job on this machine."""
+    from ranktop.wire.recordings import list_recordings
+
+    own = [entry for entry in list_recordings() if entry.job_id == job_id]
+    return max(own, key=lambda entry: (entry.live, entry.started)).path if own else None
+
+
+def player_of(path: Path, *, growing: bool, real: Callable[[], float]) -> Player:
+    """Return a player that stands at the end of a recording."""
+    from ranktop.tui.replay.player import Player
+    from ranktop.wire.recording import Recording
+
+    return Player(partial(Recording.open, path), at=math.inf, growing=growing, real=real)
