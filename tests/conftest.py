@@ -41,7 +41,7 @@ def _own_state(_state_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The dashboard's look must not depend on the terminal that the tests run in."""
-    for name in ("NO_COLOR", "TEXTUAL_THEME", "TEXTUAL_FILTERS", "COLORFGBG"):
+    for name in ("NO_COLOR", "TEXTUAL_THEME", "TEXTUAL_FILTERS", "COLORFGBG", "LC_ALL", "LC_CTYPE", "LANG"):
         monkeypatch.delenv(name, raising=False)
 
 

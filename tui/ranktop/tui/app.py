@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import time
@@ -22,7 +23,9 @@ from ranktop.tui.screens.live import LiveScreen
 from ranktop.tui.screens.ranks import RanksScreen
 from ranktop.tui.session.source import Link, Source
 from ranktop.tui.session.state import Session
+from ranktop.tui.terminal.kind import kind_of
 from ranktop.tui.terminal.paced import PacedApp
+from ranktop.tui.terminal.plain import look_once
 from ranktop.tui.theme import DARK, LIGHT, after, choose, in_sixteen, speaks_unicode
 from ranktop.tui.view.text import ASCII, UNICODE, plain
 
@@ -140,7 +143,9 @@ class RanktopApp(PacedApp):
         self.replay.beat()
         try:
             if self.source is not None:
-                self.live.feed(self.source.drain())
+                received, link = self.source.drain(), self.source.link()
+                self.live.unheard = (link.age or 0.0) if link.state == "lost" else 0.0
+                self.live.feed(received)
             if self.session.failure:
                 self.trouble = plain(f"! {self.session.failure}")
         except Exception as error:
@@ -297,8 +302,10 @@ def run(
 ) -> int:
     """Run the dashboard until it is quit and return its exit code; the source is closed at the end.
 
-    An unknown theme is bad usage: one line and code 2.
+    An unknown theme is bad usage: one line and code 2. A terminal that cannot place text gets one plain table.
     """
+    if player is None and kind_of().plain:
+        return look_once(source, find, connect, os.environ.get("TERM", ""))
     _collect_seldom()
     try:
         app = RanktopApp(source, find=find, connect=connect, theme=theme, ascii=ascii, interval=interval, place=place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -130,6 +131,9 @@ def status(
         str | None,
         typer.Option(metavar="warning|critical", help="Exit code 1 when a finding is at least that grave."),
     ] = None,
+    watch: Annotated[
+        float | None, typer.Option(min=0.5, metavar="SECONDS", help="Print it again and again until Ctrl-C.")
+    ] = None,
     options: flags.Options = None,
     port: flags.Port = None,
     jump: flags.Jump = None,
@@ -144,15 +148,20 @@ def status(
     """
     from ranktop.tui.status import print_status
     from ranktop.tui.status_findings import FAIL_ON
+    from ranktop.tui.terminal.plain import again
 
     if fail_on is not None and fail_on not in FAIL_ON:
         fail(f"--fail-on takes {' or '.join(FAIL_ON)}, not {fail_on!r}", USAGE)
+    if json and watch is not None:
+        fail("--watch prints tables; ask for --json as often as you like", USAGE)
     if target is not None:
         from ranktop.tui.remote.passing import pass_on, words
 
         way = flags.way(target, options, remote_command, port=port, jump=jump, identity=identity, config=config)
-        raise typer.Exit(pass_on(way, words("status", job=job, json=json, fail_on=fail_on)))
-    raise typer.Exit(print_status(job, as_json=json, fail_on=fail_on))
+        look = partial(pass_on, way, words("status", job=job, json=json, fail_on=fail_on))
+    else:
+        look = partial(print_status, job, as_json=json, fail_on=fail_on)
+    raise typer.Exit(look() if watch is None else again(look, watch))
 
 
 @app.command()

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ranktop.tui.terminal.kind import can_draw
 from ranktop.wire.endpoints import RunDirectoryError, find_jobs, job_directory, run_directory
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def run_demo(strategy: str, ranks: int, minutes: float) -> int:
     except RunDirectoryError as error:  # the agents would find no hub, and this would wait for them in vain
         print(f"ranktop: {error}", file=sys.stderr)
         return 1
-    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    interactive = can_draw()
     ranks = ranks or (1 if strategy == "single" else gpu_count() or 2)
     print(f"starting torchrun with {ranks} rank{'s' if ranks > 1 else ''} ({strategy}) ...", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="ranktop-demo-") as folder:

@@ -10,7 +10,7 @@ from typing import Final
 from rich.color import ColorSystem
 from rich.style import Style
 
-from ranktop.tui.theme import ANSI_DARK, ANSI_LIGHT, DARK, LIGHT, Palette, choose, resolve
+from ranktop.tui.theme import ANSI_DARK, ANSI_LIGHT, DARK, LIGHT, Palette, choose, resolve, speaks_unicode
 from ranktop.tui.view.text import Line
 
 _SYSTEMS: Final = {"truecolor": ColorSystem.TRUECOLOR, "24bit": ColorSystem.TRUECOLOR}
@@ -47,3 +47,13 @@ def _style(name: str, palette: Palette, system: ColorSystem) -> Style:
     style = resolve(name, palette)
     color, ground = (part.downgrade(system) if part is not None else None for part in (style.color, style.bgcolor))
     return style + Style(color=color, bgcolor=ground)
+
+
+_WORDS: Final = {"Δ": "D", "≈": "~", "→": "->", "≤": "<=", "≥": ">=", "–": "-", "—": "-", "·": "-", "×": "x", "…": "~"}
+
+
+def legible(text: str) -> str:
+    """Return a text in ASCII where the locale has nothing else."""
+    if text.isascii() or speaks_unicode():
+        return text
+    return "".join(_WORDS.get(character, character if character.isascii() else "?") for character in text)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ranktop.tui.cli import FAILED, FOUND, USAGE
+from ranktop.tui.terminal.kind import can_draw
 from ranktop.wire.endpoints import RunDirectoryError, job_directory, run_directory
 
 if TYPE_CHECKING:
@@ -91,8 +92,7 @@ def run_simulation(wish: Wish) -> int:
     print(f"starting a SIMULATED job, {told['name']}, of {wish.ranks} ranks: {in_words(told)}", file=sys.stderr)
     try:
         with publishing(arguments, wish, told, directory):
-            interactive = sys.stdin.isatty() and sys.stdout.isatty()
-            return watch(directory) if interactive else snapshot(directory, wish)
+            return watch(directory) if can_draw() else snapshot(directory, wish)
     except NotStarted as error:
         print(f"ranktop: {error}", file=sys.stderr)
         return FAILED

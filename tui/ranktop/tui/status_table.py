@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ranktop.budget.terms import STATES
+from ranktop.tui.printing import legible
 from ranktop.tui.session.expected import difference
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Session, Snapshot
@@ -23,13 +24,19 @@ def print_table(sessions: Sequence[Session]) -> None:
 
 
 def print_snapshots(snapshots: Sequence[Snapshot]) -> None:
-    """Print a table per job, wide enough for its columns, and below it the findings."""
+    """Print a table per job, wide enough for its columns, and below it the findings; in ASCII where that is all."""
+    for snapshot in snapshots:
+        print(legible(_told(snapshot)))
+
+
+def _told(snapshot: Snapshot) -> str:
     from rich.console import Console
     from rich.table import Table
 
     width = max(shutil.get_terminal_size().columns, 160)
-    console = Console(width=width, markup=False, emoji=False, highlight=False)
-    for snapshot in snapshots:
+    # With a height too: rich takes any terminal of TERM=dumb for one of 80 columns.
+    console = Console(width=width, height=25, markup=False, emoji=False, highlight=False)
+    with console.capture() as told:
         console.print(job_line(snapshot))
         if line := nodes_line(snapshot):
             console.print(line, soft_wrap=True)
@@ -44,7 +51,7 @@ def print_snapshots(snapshots: Sequence[Snapshot]) -> None:
         console.print(FOOTNOTE)
         for line in report(snapshot):
             console.print(line, soft_wrap=True)
-        console.print()
+    return told.get()
 
 
 FOOTNOTE: Final = (
