@@ -60,6 +60,7 @@ class Connection:
             raise SshError(f"ssh cannot be started: {error.strerror}") from None
         finally:
             self.talk.start()
+        place.note_ssh(self._process.pid)
         self._send(listen_script(ssh, self._token))
         threading.Thread(target=self._read, daemon=True, name="ranktop-ssh").start()
 
@@ -78,6 +79,7 @@ class Connection:
             self.heard = time.monotonic()
             *lines, self._rest = (self._rest + data).split(b"\n")
             if len(self._rest) > MOST_LISTING:
+                self._noise += len(self._rest)
                 self._rest = b""
             for line in lines:
                 self._line(line)
@@ -194,6 +196,7 @@ class Connection:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._place.note_ssh(None)
         self._place.unlink_socket()
 
 

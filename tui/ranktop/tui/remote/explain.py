@@ -11,6 +11,9 @@ from ranktop.wire.codec import clean
 AUTH: Final = "auth"
 """Nothing but a person can mend it: a password, a passphrase, a host key."""
 
+FORBIDDEN: Final = "forbidden"
+"""The connection stands, but nothing may be forwarded through it."""
+
 _RULES: Final[tuple[tuple[str, str, str], ...]] = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED|[Hh]ost key for .* has changed|differs from the key for the IP",
@@ -48,7 +51,7 @@ _RULES: Final[tuple[tuple[str, str, str], ...]] = (
      r"Can't open user config file", "", "ssh refuses its options or configuration: {said}"),
     (
         r"administratively prohibited",
-        "",
+        FORBIDDEN,
         "the ssh server of {host} forbids to forward Unix sockets (AllowStreamLocalForwarding): ask its administrator",
     ),
     (r"This account is currently not available|nologin", "", "{where} may not run commands there: {said}"),

@@ -27,6 +27,7 @@ if [ -f "$1/theirs" ]; then
   { read -r path; read -r spec; } <"$1/theirs"
   "$2" -F /dev/null -S "$path" -O cancel -L "$spec" -- x
 fi
+[ -f "$1/pid" ] && kill "$(cat "$1/pid")"
 [ -e "$1/c" ] && "$2" -F /dev/null -S "$1/c" -O exit -- x
 rm -rf -- "$1"
 """
@@ -57,6 +58,15 @@ class Place:
     def socket(self) -> Path:
         """Return where the hub's socket appears."""
         return self.path / VIEWERS_SOCKET
+
+    def note_ssh(self, pid: int | None) -> None:
+        """Have this ssh ended should this process be killed; None: it has ended."""
+        file = self.path / "pid"
+        if pid is not None:
+            file.write_text(str(pid))
+            return
+        with contextlib.suppress(OSError):
+            file.unlink()
 
     def note_theirs(self, shared: Shared, spec: str) -> None:
         """Have the forward cancelled in the user's own connection should this process be killed."""

@@ -38,8 +38,10 @@ _DEFAULTS: Final = (
     f"ConnectTimeout={CONNECT_SECONDS}",
     f"ServerAliveInterval={ALIVE_SECONDS}",
     f"ServerAliveCountMax={ALIVE_COUNT}",
+    # What ranks say repeats itself: eight of them take 19 KB/s, compressed 3.
+    "Compression=yes",
 )
-"""Where neither the command line says otherwise."""
+"""Unless the command line says otherwise."""
 
 
 class SshError(Exception):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from typing import NoReturn
 
 from ranktop.tui.cli import FAILED, NONE, USAGE, fail, matching
 from ranktop.tui.remote.connection import Connection
@@ -23,6 +25,9 @@ def watch(ssh: Ssh, wanted: str | None, *, theme: str | None = None, ascii: bool
         words = ssh.target.words
         fail(f"the dashboard needs a terminal; `ranktop status {words} --json` is for scripts", USAGE)
     place = connection = None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Until the dashboard takes them: ssh may stand at a prompt, and is ended in order.
+        signal.signal(number, _end)
     try:
         ssh.check()
         place = Place()
@@ -39,6 +44,10 @@ def watch(ssh: Ssh, wanted: str | None, *, theme: str | None = None, ascii: bool
             connection.close()
         if place is not None:
             place.close()
+
+
+def _end(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _show(
