@@ -63,9 +63,13 @@ class SimulatedJob:
     """An FSDP2 job on 80 GB devices whose memory breathes, whose steps vary, and whose sensors flicker."""
 
     ranks: int
+    job_id: str = ""
+    """Another one than usual, where several are to run beside each other."""
 
     def __post_init__(self) -> None:
         self.fake: FakeJob = fsdp_job(self.ranks)
+        if self.job_id:
+            self.fake.job = msgspec.structs.replace(self.fake.job, id=self.job_id)
 
     @property
     def job(self) -> Job:
@@ -236,24 +240,31 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(ranks: int, processes: int = 1, interval: float = 1.0) -> Iterator[Running]:
-    """Start a hub and the processes of a simulated job; RANKTOP_RUN_DIR must name a folder that can go afterwards."""
+def running(
+    ranks: int, processes: int = 1, interval: float = 1.0, *, job_id: str = "", first: int = 0, count: int | None = None
+) -> Iterator[Running]:
+    """Start a hub and the processes of a simulated job; RANKTOP_RUN_DIR must name a folder that can go afterwards.
+
+    ``count`` of its ranks from ``first`` on, where others are elsewhere.
+    """
     raise_file_limit()
-    job = SimulatedJob(ranks)
+    job = SimulatedJob(ranks, job_id)
     directory = job_directory(job.job.id)
     os.environ["RANKTOP_HUB_LINGER"] = "30"
     os.environ.setdefault("RANKTOP_STATE_DIR", str(directory.parent.parent / "state"))
     ensure_hub(job.job, directory, wait=20.0)
     epoch = time.monotonic()
-    share = -(-ranks // processes)
+    end = ranks if count is None else first + count
+    share = -(-(end - first) // processes)
     children: list[subprocess.Popen[str]] = []
     hub = read_job_file(directory).hub_pid
     try:
-        for first in range(0, ranks, share):
+        for start in range(first, end, share):
             order = {
                 "ranks": ranks,
-                "first": first,
-                "count": min(share, ranks - first),
+                "job_id": job_id,
+                "first": start,
+                "count": min(share, end - start),
                 "epoch": epoch,
                 "interval": interval,
             }
@@ -277,7 +288,7 @@ def running(ranks: int, processes: int = 1, interval: float = 1.0) -> Iterator[R
 def main(directory: Path, order: dict[str, Any]) -> None:
     """Publish the ranks that the order names until a line comes in; then print what was counted."""
     raise_file_limit()
-    job = SimulatedJob(order["ranks"])
+    job = SimulatedJob(order["ranks"], order["job_id"])
     ranks = Ranks(
         job, range(order["first"], order["first"] + order["count"]), directory, order["epoch"], order["interval"]
     )

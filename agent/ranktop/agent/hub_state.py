@@ -311,7 +311,11 @@ class HubState:
         """
         ranks = sorted((n, rank) for n, rank in self.ranks.items() if rank.way is None or not own)
         lives = (life for _, rank in ranks for life in (rank, rank.before, rank.fallen))
-        shares = Shares.of(len(ranks), sum(life is not None and life.box is not None for life in lives))
+        # For another hub, which has the rest of the job's ranks to tell of too: no more of each than it can pass on.
+        shares = Shares.of(
+            max(len(ranks), self.job.world_size) if own else len(ranks),
+            sum(life is not None and life.box is not None for life in lives),
+        )
         frozen = [freeze(number, rank, shares, self.stream.last) for number, rank in ranks]
         marks = [item for ours, item in self._marks if ours or not own]
         if self._nodes is not None and not own:
