@@ -197,6 +197,7 @@ def test_when_the_first_node_is_dead_another_one_tells_of_the_rest(lab: Cluster)
     nodes[0].frozen = True
     viewer = lab.watch(nodes[2])
     lab.until(lambda: viewer.links and viewer.links[0].detail.startswith("asking 127.0.0.1:"))
+    assert all(abs(link.since - lab.clock()) < 60 for link in viewer.links.values())
     lab.skipped += LOST
     lab.until(lambda: viewer.states() == "unseen linked here" and has(viewer, range(3), range(2, 6)))
     lab.until(lambda: viewer.links[0].detail.startswith("no answer from 127.0.0.1:"))

@@ -48,11 +48,11 @@ class Notes:
 class Gather:
     """The link to one other node's hub. Times are the caller's; nothing waits."""
 
-    def __init__(self, way: int, door: Door, keys: Keys, state: HubState, note: Notes) -> None:
+    def __init__(self, way: int, door: Door, keys: Keys, state: HubState, note: Notes, now: float) -> None:
         """``way``: number of the link here."""
         self.door = door
         self.state = "unseen"
-        self.since = 0.0
+        self.since = now
         self.detail = ""
         self.missed = 0
         self.active = False

@@ -90,7 +90,7 @@ class Gathering:
         for door in waiting:
             link = next((link for link in free if link.door.node_rank == door.node_rank), None)
             if link is None:
-                link = Gather(self._ways, door, self._keys, self._state, Notes(self._note_change, self._log))
+                link = Gather(self._ways, door, self._keys, self._state, Notes(self._note_change, self._log), now)
                 self._ways += 1
                 self._changed = True
             else:
