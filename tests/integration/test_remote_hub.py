@@ -253,6 +253,16 @@ def test_a_connection_that_the_configuration_keeps_stays_unless_it_is_half_open(
         assert control(str(shared), "exit")
 
 
+def test_a_server_that_forbids_forwarding_is_told(far: Server, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunnel_module, "LIST_EVERY", 0.2)
+    monkeypatch.setattr(tunnel_module, "SILENT", 0.5)
+    node.connected()
+    far.start("AllowStreamLocalForwarding no")
+    with following(way(far)) as viewer:
+        until(lambda: "forbids to forward Unix sockets (AllowStreamLocalForwarding" in viewer.state()[1])
+        assert viewer.state()[0] == "lost"
+
+
 def test_by_way_of_a_jump_host(far: Server, node: Node) -> None:
     publisher = node.connected()
     far.start()

@@ -104,7 +104,6 @@ def test_what_the_person_says_goes_before_our_defaults_and_behind_what_must_hold
         ("Timeout, server gpu01 not responding.", "", "gpu01 did not answer in time"),
         ("client_loop: send disconnect: Broken pipe", "", "gpu01 closed the connection"),
         ("Received disconnect: Too many authentication failures", "auth", "permission denied by me@gpu01"),
-        ("channel 2: open failed: administratively prohibited: open failed", "forbidden", "AllowStreamLocalForwarding"),
         (
             "bastion: Permission denied\x1b[2J (publickey).",
             "",

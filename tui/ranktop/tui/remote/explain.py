@@ -11,9 +11,6 @@ from ranktop.wire.codec import clean
 AUTH: Final = "auth"
 """Nothing but a person can mend it: a password, a passphrase, a host key."""
 
-FORBIDDEN: Final = "forbidden"
-"""The connection stands, but nothing may be forwarded through it."""
-
 _RULES: Final[tuple[tuple[str, str, str], ...]] = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED|[Hh]ost key for .* has changed|differs from the key for the IP",
@@ -49,11 +46,6 @@ _RULES: Final[tuple[tuple[str, str, str], ...]] = (
     ),
     (r"Bad configuration option|[Bb]ad .*configuration|command-line.*: |unsupported option|keyword .* extra arguments|"
      r"Can't open user config file", "", "ssh refuses its options or configuration: {said}"),
-    (
-        r"administratively prohibited",
-        FORBIDDEN,
-        "the ssh server of {host} forbids to forward Unix sockets (AllowStreamLocalForwarding): ask its administrator",
-    ),
     (r"This account is currently not available|nologin", "", "{where} may not run commands there: {said}"),
     (
         r"Connection reset|Connection closed|Broken pipe|kex_exchange_identification|closed by remote host",
@@ -88,6 +80,16 @@ def explain(said: str, target: Target) -> tuple[str, str]:
                 said=last,
             )
     return "", f"ssh to {target.words} failed" + (f": {last}" if last else "")
+
+
+def forbidden(said: str, target: Target) -> str:
+    """Return the line for a socket that is served there but was refused to ssh; empty when it was not."""
+    if "open failed" not in said:
+        return ""
+    return (
+        f"the ssh server of {target.host} forbids to forward Unix sockets (AllowStreamLocalForwarding in sshd_config): "
+        "ask its administrator"
+    )
 
 
 def reworded(line: str) -> bool:

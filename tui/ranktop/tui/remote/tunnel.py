@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ranktop.tui.remote.connection import HELLO_SECONDS, Connection
-from ranktop.tui.remote.explain import FORBIDDEN, explain
+from ranktop.tui.remote.explain import forbidden
 from ranktop.tui.remote.far import FarError, Listing
 from ranktop.tui.remote.place import Place
 from ranktop.tui.remote.ssh import Ssh, SshError
@@ -199,7 +199,7 @@ class Tunnel:
         return LIST_EVERY if self._job is None or self._missing_since or self.silent_for() > SILENT else float("inf")
 
     def _look(self, connection: Connection) -> None:
-        kind, line = explain(connection.talk.said(), self.ssh.target)
+        refused = forbidden(connection.talk.said(), self.ssh.target)
         try:
             self._listing = connection.jobs()
         except FarError as error:
@@ -207,8 +207,8 @@ class Tunnel:
                 self._set(detail=str(error))
             return
         self._note_missing(connection)
-        if kind == FORBIDDEN:
-            self._set(detail=line)
+        if refused and self._entry() is not None:
+            self._set(detail=refused)
 
     def _note_missing(self, connection: Connection) -> None:
         """Say what it means when the chosen job has no hub, and give it up in the end."""
