@@ -89,6 +89,9 @@ class Node:
 
     def __init__(self, cluster: Cluster, node_rank: int, ahead: float) -> None:
         self.cluster, self.node_rank, self.ahead = cluster, node_rank, ahead
+        self.ranks = (2 * node_rank, 2 * node_rank + 1)
+        self.name = f"n{node_rank}"
+        """By which its own agents know the job."""
         self.directory = cluster.folder / f"n{node_rank}"
         secure_directory(self.directory)
         self.frozen = False
@@ -102,7 +105,7 @@ class Node:
         self._start()
 
     def _start(self) -> None:
-        job = replace(JOB, id=f"n{self.node_rank}")
+        job = replace(JOB, id=self.name)
         self.hub = HubServer(self.directory, job, 1.0, clock=lambda: self.cluster.clock() + self.ahead, signals=False)
         self._agent = self._context.socket(zmq.DEALER)
         self._agent.linger = 0
@@ -114,10 +117,6 @@ class Node:
         self._agent.close(linger=0)
         self.door = None
         self._start()
-
-    @property
-    def ranks(self) -> tuple[int, int]:
-        return 2 * self.node_rank, 2 * self.node_rank + 1
 
     def introduce(self, doors: tuple[Door, ...], *, nodes: int = 3) -> Door:
         """Tell this node's hub of doors; returns its own."""
@@ -150,7 +149,7 @@ class Node:
         self.send(type(body).__name__.lower(), rank, encode_body(body), restart=restart)
 
     def card(self, rank: int) -> None:
-        self.say(Card(job=replace(JOB, id=f"n{self.node_rank}"), rank=rank, node=f"host{self.node_rank}"))
+        self.say(Card(job=replace(JOB, id=self.name), rank=rank, node=f"host{self.node_rank}"))
 
     def train(self, steps: range, *, every: float = 1.0) -> None:
         """Have both ranks say a sample a step, ``every`` seconds apart by the cluster's clock."""

@@ -107,7 +107,9 @@ def test_a_hub_with_a_key_from_the_jobs_store_is_told_of_this_nodes_ranks(
     assert node.hub.state.refused == 0
 
 
-def test_who_has_no_key_of_the_job_is_turned_away(lab: Cluster, node: Node, stranger: Stranger) -> None:
+def test_who_has_no_key_of_the_job_is_turned_away(
+    lab: Cluster, node: Node, stranger: Stranger, capfd: pytest.CaptureFixture[str]
+) -> None:
     admit(node, Keys.new())
 
     def with_own_key() -> zmq.Socket[bytes]:
@@ -127,6 +129,9 @@ def test_who_has_no_key_of_the_job_is_turned_away(lab: Cluster, node: Node, stra
 
     for knock in (with_own_key, for_another_door, without_key):
         refused(lab, node, knock)
+    log = capfd.readouterr().err
+    assert "connections turned away at the door so far: 1\n" in log
+    assert stranger.door.key not in log
 
 
 def test_a_key_is_good_only_from_the_time_on_that_it_is_in_the_store(
@@ -242,6 +247,8 @@ def test_a_flood_of_connections_shuts_the_door_for_a_while_and_the_job_goes_on(
         lab.until(lambda: node.hub.state.refused >= 250)
         stranger.asks(knocker)
         answered(lab, knocker)  # who is in stays in
+        with pytest.raises(ConnectionRefusedError):
+            stranger.raw(b"x")
         lab.skipped += 6
         lab.turn()
         again = stranger.knocks(stranger.keys)

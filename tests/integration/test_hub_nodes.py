@@ -70,6 +70,24 @@ def test_the_job_has_the_first_nodes_id_everywhere(lab: Cluster) -> None:
     assert nodes[2].hub.state.refused == 0
 
 
+def test_the_job_keeps_its_id_when_its_first_node_leaves(lab: Cluster) -> None:
+    nodes = three(lab)
+    lab.until(lambda: len(nodes[0].hub.state.ranks) == 6)
+    # Elastic torchrun gives the nodes that stay other places; a node that comes then never heard of the first one.
+    nodes[0].frozen = True
+    nodes[1].node_rank, nodes[2].node_rank = 0, 1
+    late = lab.node(3)
+    late.node_rank = 2
+    late.train(range(3))
+    for node in (nodes[1], nodes[2]):
+        node.introduce(())
+    lab.meet(among=(nodes[1], nodes[2], late))
+    viewer = watched(lab, nodes[1])
+    assert viewer.states() == "here linked linked"
+    lab.until(lambda: viewer.links[1].ranks == (4, 5))
+    assert [node.hub.state.job.id for node in (nodes[1], nodes[2], late)] == ["n0", "n0", "n0"]
+
+
 @pytest.mark.parametrize("ahead", [(0.0, 600.0, -600.0), (1e6, 0.0, 5.0)])
 def test_clocks_that_are_minutes_apart_change_no_age(lab: Cluster, ahead: tuple[float, float, float]) -> None:
     nodes = [lab.node(rank, ahead=shift) for rank, shift in enumerate(ahead)]

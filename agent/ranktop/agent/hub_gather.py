@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ first ones: a slow network needs more, and a hub that does not know this one yet
 _MOST_PATIENCE: Final = 12.0
 _QUICK_TRIES: Final = 5
 
+_IPV4: Final = re.compile(r"[0-9.]+:[0-9]+")
 _OFFSETS: Final = 64
 _OTHER_VERSION: Final = 30.0
 """Seconds until a hub of another version is asked again."""
@@ -214,7 +216,7 @@ class Gather:
         socket.maxmsgsize = MAX_BATCH
         socket.reconnect_ivl = 500
         socket.reconnect_ivl_max = 4000
-        socket.ipv6 = address.startswith("[")
+        socket.ipv6 = not _IPV4.fullmatch(address)
         try:
             socket.curve_serverkey = self.door.key.encode()
             socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret

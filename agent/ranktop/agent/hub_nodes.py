@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import zmq
+from msgspec.structs import replace
 
 from ranktop.agent.hub_door import HubDoor, Keys
 from ranktop.agent.hub_gathering import Gathering
@@ -58,6 +59,8 @@ class HubNodes:
         self._door: HubDoor | None = None
         self._gathering: Gathering | None = None
         self._problem = ""
+        self._log_at = 1
+        """Connections turned away at which the log is told next."""
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
 
     def take(self, doors: Doors, now: float) -> Door | None:
@@ -77,17 +80,21 @@ class HubNodes:
             port=self._door.port,
             key=self._keys.public.decode(),
             hub=self._state.hub,
-            job_id=self._state.local_id,
+            job_id=self._state.job.id,
         )
         self._door.admit(door.key for door in self._doors.doors)
         if self._gathering is not None:
             self._gathering.meet(self._doors, own, now)
-        return own
+        # Whoever joins when the first node has gone is to know the job by the id that it has.
+        return replace(own, job_id=self._state.job.id)
 
     def turn(self, now: float, asked_at: float) -> None:
         """Serve the door and gather. ``asked_at``: when a viewer of this hub last asked."""
         if self._door is not None:
             self._door.turn(now)
+            if self._door.refused >= self._log_at:
+                self._log(f"connections turned away at the door so far: {self._door.refused}")
+                self._log_at = 10 * self._door.refused
         if self._gathering is not None:
             self._gathering.turn(now, asked_at)
 

@@ -19,7 +19,7 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
     hub: str = ""
     """Identity of that hub process."""
     job_id: str = ""
-    """The job's id as that node would have it alone; that of the first node is the job's."""
+    """The job's id as that node knows it: its own at first, then the first node's, also when that one has left."""
 
 
 class Doors(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,17 +45,20 @@ class NodeLink(msgspec.Struct, frozen=True, kw_only=True):
     """``here`` (the hub's own node), ``linked`` (its hub answers), ``behind`` (answers, what was missed still comes),
     ``lost`` (no answer), ``unseen`` (never answered)."""
     since: float = 0.0
-    """Seconds on the hub's monotonic clock when that state began."""
+    """Seconds on the hub's monotonic clock when that state began; of ``lost`` when the node was last heard of."""
     ranks: tuple[int, ...] = ()
     """Ranks that were heard of by way of that node."""
     missed: int = 0
     """Messages that the node's hub no longer held when the link was back."""
     detail: str = ""
-    """Why, in words, when ``lost`` or ``unseen``."""
+    """Why, in words, when ``lost`` or ``unseen``; for how long, ``since`` tells."""
 
 
 class Nodes(msgspec.Struct, frozen=True, kw_only=True):
-    """Hub to viewer, in the snapshot and on every change: what this hub can see of a job of several nodes."""
+    """Hub to viewer, in the snapshot and on every change: what this hub can see of a job of several nodes.
+
+    The item's own time is that of the newest ``since`` among the nodes: so a viewer knows how old each is.
+    """
 
     here: int
     """``node_rank`` of the hub that is asked."""
