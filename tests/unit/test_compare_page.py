@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,13 +12,14 @@ from compared_runs import GIB, Run, ddp, fsdp2
 from golden_screens import compare as golden
 from rich.cells import cell_len
 
+from ranktop.budget.plan import Layout
 from ranktop.tui.compare.command import Wish, run
 from ranktop.tui.compare.comparison import Comparison, compare
 from ranktop.tui.compare.loading import from_recording
 from ranktop.tui.compare.page import as_text, page
 from ranktop.tui.view.text import Line
 from ranktop.wire.recording import Recording
-from ranktop.wire.schema import Job
+from ranktop.wire.schema import Card, Job
 
 
 def recordings(folder: Path) -> list[Path]:
@@ -105,6 +107,27 @@ def test_markdown_has_the_same_numbers_and_no_markup_of_a_job(
     for rows in tables:
         widths = {len([at for at, mark in enumerate(row) if mark == "|" and row[at - 1] != "\\"]) for row in rows}
         assert len(widths) == 1, rows
+
+
+def test_stages_of_a_pipeline_are_compared_with_their_like(tmp_path: Path) -> None:
+    def stages(card: Card) -> Card:
+        assert card.plan is not None
+        plan = replace(card.plan, layout=Layout(world_size=2, pipeline=2, pipeline_rank=card.rank))
+        return msgspec.structs.replace(card, plan=plan)
+
+    loaded = []
+    for at, more in enumerate((0, 9 * GIB)):
+        run = Run(fsdp2(), card=stages, path=tmp_path / f"{at}.ranktop")
+        spec = run.job.specs[1]
+        run.job.specs[1] = replace(spec, activations=spec.activations + more)
+        with Recording.open(run.record()) as recording:
+            loaded.append(from_recording(str(at), recording))
+    told = text(page(compare(loaded), 80, colour=False, now=NOW)).splitlines()
+    assert told[0].startswith("B needs 9.0 GiB more per GPU")
+    rows = {line.strip().split("  ")[0]: line.split() for line in told if line.startswith("  stage")}
+    assert rows["stage 0"][-1] == "0"
+    assert rows["stage 1"][-1] == "+9.00"
+    assert any("B, fullest rank per peer group: stage 1" in line for line in told)
 
 
 RUN_KEYS = {

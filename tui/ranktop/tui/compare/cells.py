@@ -58,7 +58,7 @@ def memory_rows(comparison: Comparison, unit: Unit) -> list[TableRow]:
         measured = tuple(_size(comparison.needs(one), unit, "bold") for one in sides)
         away = tuple(_bytes_away(comparison.needs_differ(other), unit) for other in comparison.others)
         rows.append(TableRow("needs", (Cell(""),) * len(sides), measured, away, strong=True))
-    rows.append(_category(comparison, "cache", unit))
+    rows += [_category(comparison, "cache", unit), *_groups(comparison, unit)]
     return [row for row in rows if any(cell.text not in ("", DASH, "0") for cell in (*row.expected, *row.measured))]
 
 
@@ -90,6 +90,21 @@ def _held(comparison: Comparison, unit: Unit) -> TableRow:
         else:
             away.append(_bytes_away(Difference(float(other.held.held - comparison.base.held.held), None, 0.0), unit))
     return TableRow("needs" if last else "at the peak", expected, measured, tuple(away), strong=last)
+
+
+def _groups(comparison: Comparison, unit: Unit) -> list[TableRow]:
+    """Return a row per peer group that all runs have, where there are several: the fullest rank of each."""
+    sides = [{held.role: held for held in one.groups} for one in comparison.sides]
+    if any(len(groups) < 2 for groups in sides):
+        return []
+    rows = []
+    for role in sorted(role for role in sides[0] if all(role in groups for groups in sides)):
+        held = [groups[role] for groups in sides]
+        away = (Difference(float(one.held - held[0].held), None, max(one.moves, held[0].moves)) for one in held[1:])
+        measured = tuple(_size(one.held, unit) for one in held)
+        expected = tuple(_size(one.expected_sum, unit, "dim") for one in held)
+        rows.append(TableRow(f"  {role}", expected, measured, tuple(_bytes_away(one, unit) for one in away)))
+    return rows
 
 
 def _size(value: int | None, unit: Unit, style: str = "") -> Cell:

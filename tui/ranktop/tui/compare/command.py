@@ -6,14 +6,21 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ranktop.tui.cli import FOUND, NONE, USAGE
 from ranktop.tui.compare.comparison import LETTERS, compare
 from ranktop.tui.compare.loading import load
+from ranktop.tui.compare.side import Loaded
 from ranktop.tui.plan import colour, columns, put
 from ranktop.tui.runs import NoRun, find_run
+from ranktop.tui.view.text import plain
+
+QUIET: Final = 1.0
+"""Seconds of reading before anything is said of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ def run(sources: Sequence[str], wish: Wish, options: Sequence[str] = ()) -> int:
     if wish.first is not None and wish.last is not None and wish.last < wish.first:
         return _complain(f"there is no step from {wish.first} to {wish.last}: give --from a smaller one", USAGE)
     try:
-        runs = [load(source, find_run(source, options)) for source in sources]
+        runs = [_load(source, options) for source in sources]
     except NoRun as error:
         return _complain(str(error), error.code)
     silent = [run.source for run in runs if not any(life.ranks for life in run.gathered.lives)]
@@ -59,6 +66,24 @@ def run(sources: Sequence[str], wish: Wish, options: Sequence[str] = ()) -> int:
         lines = page(comparison, columns(), colour=coloured, ascii_only=not _speaks_unicode(), height=_height())
         put("\n".join(as_text(line, colour=coloured) for line in lines) + "\n")
     return FOUND
+
+
+def _load(source: str, options: Sequence[str]) -> Loaded:
+    """Read a run; a person who waits for a long one sees how far it has come."""
+    found = find_run(source, options)
+    started, told = time.monotonic(), False
+
+    def say(share: float) -> None:
+        nonlocal told
+        if time.monotonic() - started > QUIET:
+            told = True
+            print(f"\rreading {plain(source)[:40]}: {share:4.0%} ", end="", file=sys.stderr, flush=True)
+
+    try:
+        return load(source, found, say if sys.stderr.isatty() else None)
+    finally:
+        if told:
+            print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
 
 
 def _height() -> int | None:

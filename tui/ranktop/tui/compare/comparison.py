@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ranktop.budget.terms import CATEGORIES
 from ranktop.tui.compare.align import Window, align
 from ranktop.tui.compare.comparable import Caveat, caveats
-from ranktop.tui.compare.held import SHARE, Held
 from ranktop.tui.compare.plans import Row, plan_differences
 from ranktop.tui.compare.side import Loaded, Side, side
 from ranktop.tui.compare.spread import Difference, differ
@@ -56,7 +54,7 @@ class Comparison:
         base, value = self.needs(self.base), self.needs(other)
         if base is None or value is None or self.base.held is None or other.held is None:
             return None
-        noise = max(_noise(self.base.held), _noise(other.held))
+        noise = max(self.base.held.moves, other.held.moves)
         return Difference(float(value - base), (value - base) / base if base else None, noise)
 
     def category_differs(self, name: str, other: Side) -> Difference | None:
@@ -86,12 +84,6 @@ class Comparison:
                 found[key] = (known[0] if known else finding, letters)
         told = [one for one in found.values() if len(one[1]) < len(self.sides)]
         return sorted(told, key=lambda one: -one[0].gravity)
-
-
-def _noise(held: Held) -> float:
-    """Bytes up to which what a run needs says nothing: what its parts move, and a share of the whole."""
-    parts = [held.noise(name) for name in CATEGORIES if name in ("activations", "buffers", "runtime")]
-    return max([SHARE * held.held, *parts])
 
 
 def compare(runs: Sequence[Loaded], first: int | None = None, last: int | None = None) -> Comparison:

@@ -18,7 +18,7 @@ MOST_STEPS: Final = 50_000
 """Steps kept of one life; beyond that every second, fourth, ... by number, so that the runs keep the same ones."""
 
 PEAKS: Final = 512
-PEAKS_OF_ALL: Final = 65_536
+PEAKS_OF_ALL: Final = 16_384
 """Readings of memory kept of a rank, and of all ranks; neighbours are then joined, the larger one kept."""
 
 POSITIONS_FROM: Final = 5

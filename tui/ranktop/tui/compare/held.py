@@ -63,6 +63,11 @@ class Held:
         moves = SPREADS * self.unrest.get(category, 0.0)
         return moves if category in STATES else max(moves, SHARE * self.held)
 
+    @property
+    def moves(self) -> float:
+        """Bytes up to which the whole of it says nothing."""
+        return max(SHARE * self.held, *(self.noise(name) for name in ("activations", "buffers", "runtime")))
+
 
 def by_group(life: Life, window: Window) -> tuple[Held, ...]:
     """Return the fullest rank of each peer group, the fullest group first; empty without a reading in the window."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from ranktop.tui.cli import FAILED, NONE
@@ -24,24 +25,32 @@ KINDS: Final = frozenset({"card", "sample"})
 BEFORE_THE_END: Final = 0.01
 """Seconds before the first rank's end at which the findings of a run are asked for."""
 
+SAY_EVERY: Final = 2000
+"""Messages between two words on how far it has come."""
+
 ANSWER_SECONDS: Final = 5.0
 """How long a hub is waited for."""
 
 
-def load(source: str, run: Run) -> Loaded:
-    """Read a run; NoRun says in one line why that is not possible. ``source``: as the person named it."""
+def load(source: str, run: Run, say: Callable[[float], None] | None = None) -> Loaded:
+    """Read a run; NoRun says in one line why that is not possible.
+
+    ``source``: as the person named it. ``say`` is told now and then which share of it has been read.
+    """
     if run.path is None:
         return _from_hub(source, run)
     from ranktop.wire.recording import Recording
 
     try:
         with Recording.open(run.path) as recording:
-            return from_recording(source, recording, live=run.live)
+            return from_recording(source, recording, live=run.live, say=say)
     except RecordingError as error:
         raise NoRun(f"{plain(source)}: {error}", FAILED) from None
 
 
-def from_recording(source: str, recording: Recording, *, live: bool = False) -> Loaded:
+def from_recording(
+    source: str, recording: Recording, *, live: bool = False, say: Callable[[float], None] | None = None
+) -> Loaded:
     """Read a whole recording; RecordingError."""
     from ranktop.tui.replay.session_at import session_at
 
@@ -49,7 +58,10 @@ def from_recording(source: str, recording: Recording, *, live: bool = False) -> 
     notes = []
     bad = 0
     parting: float | None = None
-    for item in recording.items(recording.begin - 1.0, recording.end):
+    length = max(1e-9, recording.end - recording.begin)
+    for count, item in enumerate(recording.items(recording.begin - 1.0, recording.end)):
+        if say is not None and count % SAY_EVERY == 0:
+            say(min(1.0, max(0.0, (item.t - recording.begin) / length)))
         read = _read(item)
         if read is None:
             bad += 1

@@ -103,7 +103,7 @@ def _world(side: Side) -> str:
 
 
 def _nodes(side: Side) -> str:
-    return count(len({card.node for card in side.cards()}))
+    return count(len({(card.node_rank, card.node) for card in side.cards()}))
 
 
 def _short_strategy(plan: Plan) -> str:

@@ -102,6 +102,7 @@ _WHO: Final = (
     Column("rank", "int", "", lambda row: row.header.rank),
     Column("local_rank", "int", "", lambda row: row.card.local_rank if row.card is not None else None),
     Column("node", "text", "", lambda row: plain(row.card.node) if row.card is not None else None),
+    Column("node_rank", "int", "", lambda row: row.card.node_rank if row.card is not None else None),
     Column("pid", "int", "", lambda row: row.header.pid),
     Column("restart", "int", "", lambda row: row.header.restart),
 )
