@@ -159,6 +159,8 @@ class Lab:
         self.torchrun(
             node,
             *("--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-id", run_id, "--local-addr", node.address),
+            # Ranks that lose a peer before they are told to start anew have failed, for torchrun.
+            *("--max-restarts", "3"),
             # Else it looks up the host's name, which nobody resolves here.
             *("--rdzv-conf", f"last_call_timeout=1,is_host={int(node.number == 0)}"),
             *("--rdzv-endpoint", f"{self.nodes[0].address}:{port}"),

@@ -9,7 +9,7 @@ from ranktop.tui.session.findings.death import born_at
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank import GONE, RankView
 from ranktop.tui.view.text import duration
 
 PATIENCE: Final = 60.0
@@ -24,11 +24,14 @@ def missing(scene: Scene) -> Iterable[Finding]:
     ranks = scene.snapshot.ranks
     never = tuple(view.rank for view in ranks if view.state == "missing")
     seen = [view for view in ranks if view.state != "missing"]
-    born = [at for view in seen if (at := born_at(view, scene.now)) is not None]
+    # Those of a former attempt are still there when an elastic job comes back larger.
+    alive = [view for view in seen if view.state not in GONE] or seen
+    born = [at for view in alive if (at := born_at(view, scene.now)) is not None]
     if not never or not born or scene.snapshot.state == "ended":
         return
     waited = scene.now - min(born)
-    if waited < PATIENCE and scene.snapshot.step < STEPS:
+    step = max((view.sample.step for view in alive if view.sample is not None), default=0)
+    if waited < PATIENCE and step < STEPS:
         return
     lost = of_these_nodes(seen, never, scene.snapshot.world_size)
     away = tuple(rank for rank in never if rank not in set(lost))
@@ -47,7 +50,7 @@ def missing(scene: Scene) -> Iterable[Finding]:
         evidence=(
             Evidence("ranks seen", len(seen)),
             Evidence("since the first was heard", waited, "s"),
-            Evidence("steps finished by the others", scene.snapshot.step),
+            Evidence("steps finished by the others", step),
         ),
         advice=""
         if not lost
