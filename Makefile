@@ -9,8 +9,12 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 demo: .venv/.demo
 	@$(BIN)/ranktop demo $(DEMO)
 
+# Most real jobs wait most of the time: three workers keep two cores busy. Hundreds of processes are started,
+# each of which would compile ranktop anew where PYTHONDONTWRITEBYTECODE is set.
+WORKERS ?= 3
 test: .venv/.test
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(TESTS)
+	@$(BIN)/python -m compileall -q tui agent probes
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: .venv/.test
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,3 +60,14 @@ def viewer() -> Iterator[Viewer]:
     found = Viewer()
     yield found
     found.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of slow tests and others in turn: real jobs wait, others compute; short files are left for the end."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    slow = [file for file, found in files.items() if any(item.get_closest_marker("slow") for item in found)]
+    quick = sorted(files.keys() - set(slow), key=lambda file: (-len(files[file]), file))
+    turns = [file for pair in zip_longest(slow, quick) for file in pair if file is not None]
+    items[:] = [item for file in turns for item in files[file]]

@@ -107,6 +107,8 @@ def asked(case: Combination) -> tuple[Model, Plan]:
     return model, plan
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_saved_activations_over_everything_that_moves_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(COMBINATIONS) >= 60
     lines, errors = [], []

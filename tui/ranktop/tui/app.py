@@ -126,7 +126,7 @@ class RanktopApp(PacedApp):
         """Take what has arrived and draw when a frame is due: one timer for both, each wake-up costs."""
         self.heal()
         self.drain()
-        if isinstance(self.screen, LiveScreen):
+        if self.screen_stack and isinstance(self.screen, LiveScreen):  # none, while the program ends
             self.screen.tick()
         self._look_every(SELDOM if 0 < len(self.session.ranks) <= FEW_RANKS else DRAIN_EVERY)
 
