@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 
 from msgspec import structs
@@ -32,6 +34,19 @@ class Ring:
         self.capacity = capacity
         self._start = 0
         self._columns = {name: array("d" if name == "t" else "f") for name in COLUMNS}
+
+    @classmethod
+    def of(cls, points: Sequence[Point], shift: float, capacity: int) -> Ring:
+        """Return the last ``capacity`` of some points, oldest first, ``shift`` seconds added to each."""
+        ring = cls(capacity)
+        kept = points[-capacity:]
+        for name, column in ring._columns.items():
+            values = list(map(attrgetter(name), kept))
+            if name == "t":
+                column.extend([t + shift for t in values])
+            else:
+                column.extend([_NONE if value is None or abs(value) > _LARGEST else value for value in values])
+        return ring
 
     def __len__(self) -> int:
         return len(self._columns["t"])
@@ -76,9 +91,11 @@ def joined(told: Sequence[Point], shift: float, seen: Ring) -> Ring:
     """
     times = seen.column("t")
     points: list[Point] = [Point(*row) for row in zip(*map(seen.column, COLUMNS), strict=True)]
-    merged = Ring(seen.capacity)
+    first = times[0] - SAME_SECOND if times else math.inf
+    before = bisect_left(told, first - shift, key=attrgetter("t"))
+    merged = Ring.of(told[:before], shift, seen.capacity)
     place = 0
-    for point in told:
+    for point in told[before:]:
         t = point.t + shift
         while place < len(times) and times[place] <= t:
             merged.append(points[place])
