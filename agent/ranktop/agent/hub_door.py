@@ -22,19 +22,20 @@ from ranktop.agent.hub_viewers import Viewers, read_asks, send_answers
 BATCH: Final = 256 * 1024
 """Bytes at which a batch ends: small enough for a slow network to bring it in time."""
 
-_HANDSHAKE: Final = 3.0
+HANDSHAKE: Final = 3.0
 """Seconds that a connection may take to show its key."""
 _BACKLOG: Final = 64
 _LONGEST_ASK: Final = 4096
 _MOST_FILES: Final = 8192
-_MOST_KNOCKING: Final = 256
-"""Connections that have not shown a key yet, beyond which the door is shut for a while."""
+MOST_KNOCKING: Final = 2048
+"""Connections that have not shown a key yet, beyond which the door is shut for a while; a quarter of the files that this
+process may open, where that is less."""
 _SHUT: Final = 5.0
 """Seconds for which the door is shut when too many connections knock."""
 _AT_ONCE: Final = 256
 """Events and requests taken in one turn."""
 _ZAP: Final = "inproc://zeromq.zap.01"
-_EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENTHANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _EVENT: Final = struct.Struct("=hi")
 """Of zmq_socket_monitor(3): which event, and the descriptor of the connection."""
 
@@ -66,7 +67,7 @@ class HubDoor:
         self._shut_until: float | None = None
         self._knocking: dict[int, None] = {}
         """Descriptors of connections that have not shown a key yet, the oldest first."""
-        _raise_limit()
+        self._most_knocking = min(MOST_KNOCKING, _raise_limit() // 4)
         self.viewers = Viewers(state, own=True, most=BATCH)
         # Before the door: without it every key would do.
         self._zap: zmq.Socket[bytes] = context.socket(zmq.REP)
@@ -78,7 +79,7 @@ class HubDoor:
         router.sndhwm = router.rcvhwm = 4
         router.maxmsgsize = _LONGEST_ASK
         router.backlog = _BACKLOG
-        router.handshake_ivl = int(_HANDSHAKE * 1000)
+        router.handshake_ivl = int(HANDSHAKE * 1000)
         router.tcp_keepalive = 1
         router.curve_server = True
         router.curve_secretkey = keys.secret
@@ -117,7 +118,7 @@ class HubDoor:
             self._router.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError:
             return False
-        endpoint = self._router.last_endpoint.rstrip(b"\0").decode()
+        endpoint = self._router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self._endpoints.append(endpoint)
         self.port = int(endpoint.rpartition(":")[2])
         return True
@@ -134,7 +135,7 @@ class HubDoor:
         """Look at the keys that are shown, and answer questions. ``now`` on the hub's clock."""
         self._check_keys()
         self._follow_connections()
-        if self._shut_until is None and len(self._knocking) > _MOST_KNOCKING:
+        if self._shut_until is None and len(self._knocking) > self._most_knocking:
             self._shut(now)
         elif self._shut_until is not None and now >= self._shut_until:
             self._reopen(now)
@@ -173,14 +174,20 @@ class HubDoor:
                 return
             if event == zmq.EVENT_ACCEPTED:
                 self._knocking[descriptor] = None
-            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            elif event == zmq.EVENTHANDSHAKE_SUCCEEDED:
                 # It does not say whose. One for the other evens out in the count when both are gone.
                 self._knocking.pop(next(iter(self._knocking), -1), None)
             elif self._knocking.pop(descriptor, descriptor) is None:
-                self.refused += 1
-                self.state.refused += 1
+                self._refuse(1)
+
+    def _refuse(self, count: int) -> None:
+        self.refused += count
+        self.state.refused += count
 
     def _shut(self, now: float) -> None:
+        """Close the port and with it all its connections, also those of other hubs: they come again by themselves."""
+        self._refuse(len(self._knocking))
+        self._knocking.clear()
         self._shut_until, self._closed = now + _SHUT, list(self._endpoints)
         for endpoint in self._endpoints:
             with contextlib.suppress(zmq.ZMQError):
@@ -199,10 +206,12 @@ class HubDoor:
         return True
 
 
-def _raise_limit() -> None:
-    """Allow this process more open files: connections that only knock take some of them for a while."""
+def _raise_limit() -> int:
+    """Allow this process more open files, as connections that only knock take some for a while; returns how many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            return most
+    return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
