@@ -28,14 +28,14 @@ _BACKLOG: Final = 64
 _LONGEST_ASK: Final = 4096
 _MOST_FILES: Final = 8192
 MOST_KNOCKING: Final = 2048
-"""Connections that have not shown a key yet, beyond which the door is shut for a while; a quarter of the files that this
-process may open, where that is less."""
+"""Connections that have not shown a key yet, beyond which the door is shut for a while; a quarter of the files that
+this process may open, where that is less."""
 _SHUT: Final = 5.0
 """Seconds for which the door is shut when too many connections knock."""
 _AT_ONCE: Final = 256
 """Events and requests taken in one turn."""
 _ZAP: Final = "inproc://zeromq.zap.01"
-_EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENTHANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _EVENT: Final = struct.Struct("=hi")
 """Of zmq_socket_monitor(3): which event, and the descriptor of the connection."""
 
@@ -174,7 +174,7 @@ class HubDoor:
                 return
             if event == zmq.EVENT_ACCEPTED:
                 self._knocking[descriptor] = None
-            elif event == zmq.EVENTHANDSHAKE_SUCCEEDED:
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 # It does not say whose. One for the other evens out in the count when both are gone.
                 self._knocking.pop(next(iter(self._knocking), -1), None)
             elif self._knocking.pop(descriptor, descriptor) is None:
