@@ -164,6 +164,13 @@ def test_trouble_while_it_is_away_is_told_and_goes_when_mended(
         until(lambda: viewer.state()[0] == "live")
         say(publisher, 1)
         assert reach(viewer, 1) == [1]
+        # The lid of a laptop: its clock has stood still, and what ssh has is not to be waited for.
+        generation = viewer.tunnel.standing().generation
+        monkeypatch.setattr(tunnel_module, "_asleep", lambda: time.time())
+        until(lambda: "was suspended" in viewer.state()[1])
+        until(lambda: viewer.state()[0] == "live" and viewer.tunnel.standing().generation > generation)
+        say(publisher, 2)
+        assert reach(viewer, 2) == [1, 2]
 
 
 def test_a_hub_that_is_silent_replaced_and_gone(far: Server, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

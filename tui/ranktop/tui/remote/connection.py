@@ -121,6 +121,7 @@ class Connection:
         with self._news:
             ready = self._news.wait_for(lambda: self._hello or self._over or self._noise > MOST_NOISE, seconds)
             if self._hello:
+                self.talk.quiet()
                 return
             if self._noise > MOST_NOISE:
                 raise FarError(f"the start-up files of the shell on {self.ssh.target.words} print without end", "final")
@@ -151,7 +152,8 @@ class Connection:
             if answered:
                 raise self.failure()
             raise FarError(f"ranktop on {self.ssh.target.words} did not list its jobs within {seconds:.0f} s")
-        return read_listing(*listed, self.talk.said(), self.ssh, version("ranktop"))
+        said = self.talk.until(f"{self._token} end")
+        return read_listing(*listed, said, self.ssh, version("ranktop"))
 
     def forward(self, remote: str) -> None:
         """Have a Unix socket of the far side appear as ``Place.socket``; FarError."""

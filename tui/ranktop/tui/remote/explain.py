@@ -26,7 +26,8 @@ _RULES: Final[tuple[tuple[str, str, str], ...]] = (
         r"Permission denied \(|Too many authentication failures|No more authentication methods|"
         r"Permission denied, please try again",
         AUTH,
-        "permission denied by {where}: ssh could not log in (ssh-add -l lists your keys; for a password start anew)",
+        "permission denied by {where}: ssh could not log in (ssh-add -l lists your keys; "
+        "a password is asked for only at the start)",
     ),
     (
         r"Could not resolve hostname|Name or service not known|nodename nor servname|failure in name resolution",

@@ -58,7 +58,8 @@ printf '%s hello\\n' "$t"
 while read -r x y; do
   case $x in
   ping) printf '%s pong %s\\n' "$t" "$y";;
-  jobs) printf '%s begin\\n' "$t"; r jobs --json </dev/null; printf '\\n%s end %s\\n' "$t" "$?";;
+  jobs) printf '%s begin\\n' "$t"; r jobs --json </dev/null; c=$?
+    printf '%s end\\n' "$t" >&2; printf '\\n%s end %s\\n' "$t" "$c";;
   esac
 done
 """
@@ -146,7 +147,8 @@ def read_listing(answer: bytes, code: int, said: str, ssh: Ssh, here: str) -> Li
                 + (f"{where} is older: upgrade ranktop there" if older else "this side is older: upgrade ranktop here"),
                 "final",
             )
-    problems = [text for line in said.splitlines() if (text := clean(line).removeprefix("ranktop: "))][:20]
+    lines = [clean(line) for line in said.splitlines() if line.startswith("ranktop: ")]
+    problems = [line.removeprefix("ranktop: ") for line in lines][:20]
     jobs, sizes = [], {}
     listed = told.get("jobs")
     for entry in listed[:MOST_JOBS] if isinstance(listed, list) else []:

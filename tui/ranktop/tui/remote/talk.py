@@ -38,7 +38,7 @@ class Talk:
         self._token = token
         self._passing = False
         self._kept = bytearray()
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         if self._person:
             self._read_end, self.write_end = os.openpty()
             tty.setraw(self.write_end)
@@ -52,7 +52,7 @@ class Talk:
         self._thread.start()
 
     def quiet(self) -> None:
-        """Show nothing from now on: the dashboard has the terminal."""
+        """Show nothing from now on: ssh asks nothing more."""
         self._person = False
 
     @property
@@ -64,6 +64,13 @@ class Talk:
         """Return the last that was said."""
         with self._lock:
             return self._kept.decode(errors="replace")
+
+    def until(self, mark: str, seconds: float = 1.0) -> str:
+        """Wait for a line with this mark, and return what was said before it: the two outputs of a program on the far
+        side come by different ways."""
+        with self._lock:
+            self._lock.wait_for(lambda: mark.encode() in self._kept, seconds)
+            return self._kept.decode(errors="replace").partition(mark)[0]
 
     def finish(self, seconds: float = 1.0) -> str:
         """Wait for the end of what is said, and return the last of it. A process that ssh left may hold it open."""
@@ -81,6 +88,7 @@ class Talk:
             with self._lock:
                 self._kept += data
                 del self._kept[:-KEPT]
+                self._lock.notify_all()
             *lines, rest = (rest + data).split(b"\n")
             rest = rest[-LONGEST:]
             for line in lines:

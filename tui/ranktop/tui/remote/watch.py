@@ -34,7 +34,6 @@ def watch(ssh: Ssh, wanted: str | None, *, theme: str | None = None, ascii: bool
         connection = Connection(ssh, place, person=True)
         connection.wait_for_shell(None)
         listing = connection.jobs()
-        connection.talk.quiet()
         entry = choose(listing, wanted, ssh) if wanted is not None else None
         return _show(ssh, place, connection, listing, entry, theme, ascii)
     except (FarError, SshError) as error:
