@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ranktop.tui.cli import matching
 from ranktop.wire import endpoints
 from ranktop.wire.endpoints import RunDirectoryError
 from ranktop.wire.schema import SCHEMA_VERSION, Job
@@ -210,3 +211,12 @@ def test_foreign_files_in_a_stale_directory_survive(run_dir: Path) -> None:
         os.utime(path, (time.time() - endpoints.STALE_AFTER - 60,) * 2)
     endpoints.find_jobs()
     assert [path.name for path in directory.iterdir()] == ["precious"]
+
+
+def test_a_job_of_several_nodes_is_found_by_its_own_id_and_by_that_of_its_directory(listening: Path) -> None:
+    job = Job(id="of-the-first", name="train", world_size=4)
+    endpoints.write_job_file(listening, endpoints.JobFile.of(job, 1.0))
+    (entry,) = endpoints.find_jobs().jobs
+    assert (entry.id, entry.directory) == ("of-the-first", listening)
+    for wanted in ("of-the-first", JOB.id, "train", "of-the"):
+        assert matching([entry], wanted) == [entry]

@@ -342,7 +342,9 @@ def _look_at(path: Path, found: Found) -> None:
         return
     found.jobs.append(
         JobEntry(
-            id=path.name, name=clean(entry.name), directory=path, world_size=entry.world_size,
+            # A directory keeps the name that its node gave the job, which has the first node's elsewhere.
+            id=entry.id if _JOB_ID.fullmatch(entry.id) else path.name,
+            name=clean(entry.name), directory=path, world_size=entry.world_size,
             started=entry.started, schema=entry.schema, hub_pid=entry.hub_pid, ended=entry.ended,
         )
     )  # fmt: skip

@@ -21,7 +21,7 @@ def matching(jobs: list[JobEntry], wanted: str | None) -> list[JobEntry]:
     """Return the jobs with this id, or name, or else whose id starts so; all when nothing is wanted."""
     if wanted is None:
         return jobs
-    exact = [entry for entry in jobs if wanted in (entry.id, entry.name)]
+    exact = [entry for entry in jobs if wanted in (entry.id, entry.name, entry.directory.name)]
     return exact or [entry for entry in jobs if entry.id.startswith(wanted)]
 
 
