@@ -14,6 +14,9 @@ from ranktop.wire.schema import Body, Card, Header, Sample, Table
 TIMES: Final = ("seconds", "data", "forward", "backward", "optimizer", "tokens")
 """Fields of StepTimes that are kept of a step."""
 
+BELIEVED: Final = 1e12
+"""Seconds and tokens of a step from which on a number is none: what is recorded is not trusted."""
+
 MOST_STEPS: Final = 50_000
 """Steps kept of one life; beyond that every second, fourth, ... by number, so that the runs keep the same ones."""
 
@@ -39,7 +42,7 @@ class Times:
         """Take what one rank says of the step."""
         for at, name in enumerate(TIMES):
             value = getattr(step, name)
-            if value is not None:
+            if value is not None and 0 <= value < BELIEVED:
                 self._sums[at] += value
                 self._counts[at] += 1
         self.micro_batches = step.micro_batches

@@ -75,7 +75,8 @@ def _cell(text: str) -> str:
 
 
 def _safe(text: str) -> str:
-    """What a job calls itself must not become markup."""
+    """What a job calls itself must become neither markup nor a control character."""
+    text = plain(text)
     for mark in "\\`*_[]|#":
         text = text.replace(mark, f"\\{mark}")
     return text.replace("<", "&lt;").replace(">", "&gt;")

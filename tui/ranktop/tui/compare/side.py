@@ -17,6 +17,9 @@ from ranktop.wire.schema import Card, Job
 
 PHASES: Final = ("data", "forward", "backward", "optimizer")
 
+SHORTEST: Final = 1e-9
+"""Seconds of a step below which it tells no rate."""
+
 
 @dataclass(slots=True)
 class Loaded:
@@ -115,7 +118,9 @@ def side(letter: str, run: Loaded, life: Life, window: Window) -> Side:
         reasons["rate"] = why or "no step told its tokens"
     else:
         pairs = ((step.mean("tokens"), step.mean("seconds")) for step in steps)
-        rate = spread([told * share / seconds for told, seconds in pairs if told is not None and seconds])
+        rate = spread(
+            [told * share / seconds for told, seconds in pairs if told is not None and seconds and seconds > SHORTEST]
+        )
         if rate is not None:
             times["rate"] = rate
     groups = by_group(life, window)
