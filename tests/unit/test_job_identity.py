@@ -19,6 +19,8 @@ TORCHRUN = {
     "TORCHELASTIC_RESTART_COUNT": "2",
 }
 
+MPIRUN = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+
 
 def test_torchrun() -> None:
     found = discover("/home/me/train.py", TORCHRUN)
@@ -72,9 +74,15 @@ def test_other_launchers_and_nonsense(environment: dict[str, str], rank: int, si
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "3"}, 0, 0),
         ({**TORCHRUN, "GROUP_RANK": "7", "GROUP_WORLD_SIZE": "3"}, 0, 0),
         ({"RANK": "8", "WORLD_SIZE": "16", "CROSS_RANK": "1", "CROSS_SIZE": "2", "LOCAL_SIZE": "8"}, 1, 2),
-        ({"SLURM_PROCID": "6", "SLURM_NTASKS": "8", "MASTER_ADDR": "n1", "SLURM_NODEID": "2", "SLURM_NNODES": "3"}, 2, 3),
+        (
+            {"SLURM_PROCID": "6", "SLURM_NTASKS": "8", "MASTER_ADDR": "n1", "SLURM_NODEID": "2", "SLURM_NNODES": "3"},
+            2,
+            3,
+        ),
         ({"SLURM_PROCID": "6", "SLURM_NTASKS": "8", "SLURM_NODEID": "2", "SLURM_NNODES": "3"}, 0, 0),
-        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 2),
+        ({**MPIRUN, "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, 1, 2),
+        # Dealt out in turn: which node is which cannot be told.
+        ({**MPIRUN, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, 0, 0),
         ({}, 0, 0),
     ],
 )

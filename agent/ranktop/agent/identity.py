@@ -65,7 +65,7 @@ def discover(script: str, environ: Mapping[str, str] | None = None) -> Identity:
         local_rank = _number(env, _LOCAL_RANK, rank)
     world_size = max(world_size, rank + 1)
     local_size = _number(env, _LOCAL_SIZE, 0) if group is None else 0
-    node_rank, nodes = _nodes(env, launcher, rank, world_size, local_size)
+    node_rank, nodes = _nodes(env, launcher, (rank, world_size), (local_rank, local_size))
     run_id = env.get("TORCHELASTIC_RUN_ID") or env.get("SLURM_JOB_ID") or ""
     name = env.get("RANKTOP_JOB_NAME") or Path(script).stem or "python"
     job = Job(
@@ -88,16 +88,20 @@ def discover(script: str, environ: Mapping[str, str] | None = None) -> Identity:
     )
 
 
-def _nodes(env: Mapping[str, str], launcher: str, rank: int, size: int, local: int) -> tuple[int, int]:
-    """Return (this node's place, nodes of the job) as the launcher tells or by ranks dealt out evenly; else 0, 0."""
+def _nodes(env: Mapping[str, str], launcher: str, world: tuple[int, int], local: tuple[int, int]) -> tuple[int, int]:
+    """Return (this node's place, nodes of the job) as the launcher tells or by ranks dealt out in blocks; else 0, 0.
+
+    ``world`` and ``local``: (rank, size) in the job and on this node.
+    """
     if launcher in ("python", "spawn"):
         return 0, 0
     for place, count in _NODES:
         if env.get(place, "").isdigit() and env.get(count, "").isdigit():
             found = int(env[place]), int(env[count])
             return found if found[0] < found[1] else (0, 0)
-    if local > 0 and size % local == 0:
-        return rank // local, size // local
+    (rank, size), (local_rank, local_size) = world, local
+    if local_size > 0 and size % local_size == 0 and rank % local_size == local_rank:
+        return rank // local_size, size // local_size
     return 0, 0
 
 
