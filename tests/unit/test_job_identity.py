@@ -70,7 +70,7 @@ def test_other_launchers_and_nonsense(environment: dict[str, str], rank: int, si
     [
         ({**TORCHRUN, "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "3"}, 1, 3),
         (TORCHRUN, 1, 2),
-        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, 0, 1),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8", "LOCAL_RANK": "5"}, 0, 1),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "3"}, 0, 0),
         ({**TORCHRUN, "GROUP_RANK": "7", "GROUP_WORLD_SIZE": "3"}, 0, 0),
         ({"RANK": "8", "WORLD_SIZE": "16", "CROSS_RANK": "1", "CROSS_SIZE": "2", "LOCAL_SIZE": "8"}, 1, 2),
