@@ -116,6 +116,28 @@ def test_a_live_job_is_listed_once_with_its_recording(live: Path) -> None:
     ]  # fmt: skip
 
 
+def test_of_recordings_that_nodes_wrote_side_by_side_the_whole_one_is_meant() -> None:
+    """Where the folder is shared, each node's hub writes one; the first node's holds all ranks."""
+    from ranktop.tui.runs import find_past
+
+    whole, part = Run(fsdp2(8), steps=20), Run(fsdp2(2), steps=20)
+    paths = [whole.record(), part.record(begin=3.0)]
+    assert paths[0] != paths[1]
+    assert find_past("f5d9", list_recordings()).path == paths[0]
+    later = Run(fsdp2(2), steps=5)
+    again = record(later.job.job, items_of((t + 9000.0, rank, body) for t, rank, body in later.told()), begin=9000.0)
+    assert find_past("f5d9", list_recordings()).path == again
+    assert find_past(paths[0].stem, list_recordings()).path == paths[0]
+
+
+def test_a_recording_that_another_machine_still_writes_is_told_as_running() -> None:
+    job = Job(id="e1", name="train", world_size=1)
+    now = time.time()
+    record(job, items_of([(now - WALL - 1.0, 0, Card(job=job, rank=0))]), begin=now - WALL - 2.0, finish=False)
+    (one,) = listed(Found(), list_recordings())
+    assert (one.state, one.ended, one.how) == ("past", None, f"running on {socket.gethostname()}")
+
+
 @pytest.mark.usefixtures("run_directory")
 def test_nothing_at_all_is_exit_code_3(capsys: pytest.CaptureFixture[str]) -> None:
     assert print_jobs(as_json=False) == 3

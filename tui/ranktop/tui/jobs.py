@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from ranktop.tui.cli import FOUND, NONE
-from ranktop.tui.outcome import outcome_of
+from ranktop.tui.outcome import Outcome, outcome_of
 from ranktop.tui.plan import columns, put
+from ranktop.tui.runs import recording_of
 from ranktop.tui.view.text import fit, plain
 from ranktop.wire.endpoints import VIEWERS_SOCKET, Found, JobEntry, find_jobs
 from ranktop.wire.recordings import RecordingEntry, find_recordings
@@ -98,16 +99,11 @@ def listed(found: Found, recordings: Sequence[RecordingEntry]) -> list[Listed]:
     left = list(recordings)
     jobs = []
     for entry in found.jobs:
-        own = max((one for one in left if _is_of(one, entry)), key=lambda one: one.started, default=None)
+        own = recording_of(entry, left)
         if own is not None:
             left.remove(own)
         jobs.append(_live(entry, own))
     return [*jobs, *map(_past, sorted(left, key=lambda one: -one.started))]
-
-
-def _is_of(recording: RecordingEntry, entry: JobEntry) -> bool:
-    """A job that is started again under its old id has a recording of its own."""
-    return recording.job_id == entry.id and (recording.live or abs(recording.started - entry.started) < 5.0)
 
 
 def _live(entry: JobEntry, own: RecordingEntry | None) -> Listed:
@@ -120,7 +116,8 @@ def _live(entry: JobEntry, own: RecordingEntry | None) -> Listed:
 
 
 def _past(one: RecordingEntry) -> Listed:
-    outcome = outcome_of(one.path, one.world_size)
+    """Tell of a job of which there is only the recording; its hub may write it on another machine."""
+    outcome = outcome_of(one.path, one.world_size) if not one.live else Outcome(f"running on {plain(one.host)}", None)
     ended = outcome.ended if outcome.ended is not None else one.ended
     return Listed(
         id=one.job_id, name=plain(one.name), state="past", world_size=one.world_size, started=one.started,

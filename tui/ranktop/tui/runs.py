@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ranktop.tui.cli import FAILED, NONE, USAGE
+from ranktop.tui.cli import FAILED, NONE, USAGE, matching
 from ranktop.tui.view.text import plain
 from ranktop.wire.endpoints import JobEntry, find_jobs
 from ranktop.wire.recording_file import RecordingError
@@ -18,6 +18,9 @@ SUFFIX: Final = ".ranktop"
 """Ending of a recording's file name."""
 
 SCHEME: Final = "ssh://"
+
+AT_ONCE: Final = 5.0
+"""Seconds within which a job's hub has made its directory and its recording."""
 
 
 class NoRun(Exception):
@@ -95,7 +98,7 @@ def _remote(text: str, options: Sequence[str]) -> Run:
 
 
 def _of_this_machine(text: str) -> Run:
-    live = _named(find_jobs().jobs, text)
+    live = matching(find_jobs().jobs, text)
     running = [entry for entry in live if not entry.ended]
     past = list_recordings()
     best = running if len(running) == 1 else live
@@ -103,18 +106,31 @@ def _of_this_machine(text: str) -> Run:
         return _live(best[0], past)
     if best:
         raise NoRun(_several(text, [(entry.id, entry.name) for entry in best]), USAGE)
-    return _past(text, find_past(text, past))
+    one = find_past(text, past)
+    return Run(one.job_id, one.name, one.path)
 
 
 def _live(entry: JobEntry, recordings: Sequence[RecordingEntry]) -> Run:
-    """A job's newest recording is its own."""
-    own = [one for one in recordings if one.job_id == entry.id and one.live]
-    path = max(own, key=lambda one: one.started).path if own else None
-    return Run(entry.id, entry.name, path, entry)
+    own = recording_of(entry, recordings)
+    return Run(entry.id, entry.name, own.path if own is not None else None, entry)
+
+
+def recording_of(entry: JobEntry, recordings: Sequence[RecordingEntry]) -> RecordingEntry | None:
+    """Return the recording that a live job's hub writes; None when there is none.
+
+    A job that is started again under its old id has a recording of its own.
+    """
+    ids = (entry.id, entry.directory.name)
+    own = [one for one in recordings if one.job_id in ids and (one.live or abs(one.started - entry.started) < AT_ONCE)]
+    return max(own, key=lambda one: (one.live, one.bytes), default=None)
 
 
 def find_past(text: str, recordings: Sequence[RecordingEntry]) -> RecordingEntry:
-    """Return the one recording that an id (or its beginning), a name or a file's stem names; NoRun otherwise."""
+    """Return the one recording that an id (or its beginning), a name or a file's stem names; NoRun otherwise.
+
+    Of several with one id the newest is meant. Where every node's hub has written one into the same folder, the first
+    node's, which has the whole job, is the largest.
+    """
     named = [one for one in recordings if text == one.path.stem]
     named = named or [one for one in recordings if text in (one.job_id, one.name)]
     named = named or [one for one in recordings if one.job_id.startswith(text)]
@@ -122,16 +138,9 @@ def find_past(text: str, recordings: Sequence[RecordingEntry]) -> RecordingEntry
         raise NoRun(f"no job {plain(text)!r} on this machine, live or past; `ranktop jobs` lists those there are")
     if len({one.job_id for one in named}) > 1:
         raise NoRun(_several(text, [(one.job_id, one.name) for one in named]), USAGE)
-    return max(named, key=lambda one: one.started)
-
-
-def _past(text: str, one: RecordingEntry) -> Run:
-    return Run(one.job_id, one.name, one.path)
-
-
-def _named(jobs: Sequence[JobEntry], text: str) -> list[JobEntry]:
-    exact = [entry for entry in jobs if text in (entry.id, entry.name)]
-    return exact or [entry for entry in jobs if entry.id.startswith(text)]
+    newest = max(named, key=lambda one: one.started)
+    beside = [one for one in named if one.ended is None or one.ended > newest.started]
+    return max([newest, *beside], key=lambda one: one.bytes)
 
 
 def _several(text: str, jobs: Sequence[tuple[str, str]]) -> str:
