@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faults_cases import ENDS, Spec, case, checked
+from faults_cases import Spec, case, checked
 from jobs import Viewer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("run_directory")]
@@ -15,17 +15,13 @@ UNLIKE = Spec(
     ranks=4,
     launch=("both", "0"),
     trains=0,
-    cases=(case("", 0, "versions", 60), case("", 3, "missing", 60)),
+    cases=(
+        case("", 0, "versions", 60),
+        case("", 3, "missing", 60),
+        case("SIGKILL", 1, "death", 10, severity="critical", words=("SIGKILL",)),
+    ),
 )
 
 
-def spec(name: str) -> Spec:
-    return next(spec for spec in ENDS if spec.name == name)
-
-
-def test_a_killed_rank(tmp_path: Path, viewer: Viewer) -> None:
-    checked(spec("kill -9"), viewer, tmp_path)
-
-
-def test_ranks_unlike_the_others(tmp_path: Path, viewer: Viewer) -> None:
+def test_ranks_unlike_the_others_and_one_that_is_killed(tmp_path: Path, viewer: Viewer) -> None:
     checked(UNLIKE, viewer, tmp_path)
