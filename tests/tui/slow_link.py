@@ -37,6 +37,13 @@ class _Screen(pyte.Screen):
     def write_process_input(self, data: str) -> None:
         self.answers.append(data.encode())
 
+    def erase_in_display(self, how: int = 0, *args: object, **more: object) -> None:
+        super().erase_in_display(how, *args, **more)
+        if how == 2:  # pyte leaves out the cells that nobody wrote to
+            for y in range(self.lines):
+                for x in range(self.columns):
+                    self.buffer[y][x] = self.cursor.attrs
+
 
 class Emulator:
     """A terminal that shows what it reads. ``manner``: how it answers a question for the cursor's position.
@@ -170,6 +177,8 @@ class ThrottledPty:
         env.update(environment or {})
         self.emulator = Emulator(size, manner)
         self.link = Link(time.monotonic, rate, delay, buffer)
+        self.raw = bytearray()
+        """All that was written."""
         self.lock = threading.Lock()
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
@@ -177,6 +186,7 @@ class ThrottledPty:
                 fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
                 os.execvpe(command[0], list(command), env)
             os._exit(127)
+        self.status: int | None = None
         self._ends = False
         self._thread = threading.Thread(target=self._carry, daemon=True)
         self._thread.start()
@@ -220,6 +230,7 @@ class ThrottledPty:
                 return
             with self.lock:
                 if got:
+                    self.raw += got
                     self.link.send(got)
                 if seen := self.link.arrived():
                     self.link.send_back(self.emulator.read(seen))
@@ -228,12 +239,28 @@ class ThrottledPty:
                 with contextlib.suppress(OSError):
                     os.write(self.fd, back)
 
+    def settings(self) -> list[object]:
+        """Return the modes of the terminal line."""
+        return list(termios.tcgetattr(self.fd))
+
+    def ended(self, seconds: float = 10.0) -> int:
+        """Wait for the end and return the exit code."""
+        limit = time.monotonic() + seconds
+        while self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+            else:
+                assert time.monotonic() < limit, f"it goes on; the screen:\n{self.text()}"
+                time.sleep(0.01)
+        self._thread.join(5.0)  # it reads to the end
+        return self.status
+
     def close(self) -> None:
         """End the program by force, and the terminal with it."""
         self._ends = True
         self._thread.join()
-        with contextlib.suppress(ProcessLookupError):
+        if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
         os.close(self.fd)
