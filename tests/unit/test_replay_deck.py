@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import lru_cache
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from ranktop.tui.replay.deck import Deck
 from ranktop.tui.replay.reel import spaced
+from ranktop.tui.replay.seeker import Seeker
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.source import Received, Reset
 from ranktop.tui.session.state import Session, Snapshot
@@ -211,17 +213,28 @@ def test_one_that_grows_is_followed() -> None:
     assert recording.begin + 30 < deck.at <= recording.begin + 40
 
 
-def test_work_comes_in_slices() -> None:
+def test_what_is_sought_is_prepared_aside_and_the_newest_wish_counts() -> None:
     recording = made("straggler")
-    deck = Deck(recording, real=Clock())
-    ticks = iter(range(10**6))
-    deck.seek(recording.end)
-    turns = 0
-    while not deck.work(1.0, lambda: float(next(ticks))):
-        turns += 1
+    deck = Deck(recording, real=Clock(), seeker=Seeker(lambda: recording))
+    for place in (20.0, 90.0, 60.0):
+        deck.seek(recording.begin + place)
+    deadline = time.monotonic() + 30
+    while not deck.work() and time.monotonic() < deadline:
         assert deck.seeking
-    assert turns > 10
-    assert deck.session.snapshot().now == recording.end
+        time.sleep(0.005)
+    assert deck.session.snapshot().now == deck.at == recording.begin + 60
+    same(deck.session.snapshot(), settle(ready(recording, Clock(), recording.begin + 60)))
+    deck.close()
+
+
+def test_what_cannot_be_read_is_told_once() -> None:
+    recording = tape(seconds=20)
+    deck = ready(recording, Clock())
+    recording.items = recording.state_at = lambda *_: iter([0 // 0])  # type: ignore[method-assign,assignment]
+    deck.seek(recording.end)
+    with pytest.raises(ZeroDivisionError):
+        deck.work()
+    assert not deck.waiting
 
 
 def test_a_slow_machine_does_not_catch_up() -> None:

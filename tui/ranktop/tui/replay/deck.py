@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from ranktop.tui.replay.playhead import Playhead
-from ranktop.tui.replay.reel import LOOK, SELDOM, WARM, Reel, Standing, spaced
+from ranktop.tui.replay.reel import LOOK, Reel, Standing, spaced
+from ranktop.tui.replay.seeker import Here, Seeker, Sought
 from ranktop.tui.replay.tape import Kept, Tape
 from ranktop.tui.session.state import Session
 
@@ -32,21 +33,23 @@ class Deck:
         real: Callable[[], float] = time.monotonic,
         standing: Callable[[float], Standing | None] = lambda t: None,
         growing: bool = False,
+        seeker: Seeker | Here | None = None,
     ) -> None:
         """``at``: where it stands first, by default at the beginning. ``standing``: findings known to stand then.
 
-        ``growing``: the job still runs, more is recorded meanwhile.
+        ``growing``: the job still runs, more is recorded meanwhile. ``seeker``: prepares what is sought; None: at once.
         """
         self.tape = tape
         self._kept = Kept(tape)
         self.growing = growing
         self._real = real
         self._standing = standing
+        self._seeker = seeker or Here(tape)
         self._grown = real()
         start = tape.begin if at is None else self._within(at)
         self.head = Playhead(real, start)
         self._shown: Reel | None = None
-        self._coming: Reel | None = None
+        self._sought: Sought | None = None
         self._empty = Session(lambda: start)
         self._empty.job = tape.job
         self.seek(start)
@@ -69,7 +72,12 @@ class Deck:
     @property
     def seeking(self) -> bool:
         """Whether the picture is still that of another place."""
-        return self._coming is not None or self._shown is None or self._shown.at < self.head.at
+        return self._sought is not None or self._shown is None or self._shown.at < self.head.at
+
+    @property
+    def waiting(self) -> bool:
+        """Whether what is sought is being prepared by someone else: there is nothing to do here meanwhile."""
+        return self._sought is not None and not self._sought.ready
 
     @property
     def spacing(self) -> float:
@@ -85,12 +93,11 @@ class Deck:
         """Go to a time; ``work`` prepares the picture."""
         at = self._within(at)
         self.head.jump(at)
-        ahead = at - self._shown.at if self._shown is not None and self._coming is None else -1.0
+        ahead = at - self._shown.at if self._shown is not None and self._sought is None else -1.0
         if 0 <= ahead <= NEAR:
-            self._coming = None
             return  # not far ahead: it is played there
-        start = at - WARM
-        self._coming = Reel(self.tape, self._kept, start, self._standing(start) if start > self.tape.begin else None)
+        self._sought = Sought(at, self._standing)
+        self._seeker.seek(self._sought)
 
     def _within(self, at: float) -> float:
         return max(self.tape.begin, min(self.tape.end, at))
@@ -116,17 +123,19 @@ class Deck:
         """Do what is due, for at most about ``most`` seconds; True when the picture is that of the playhead."""
         until = perf() + most
         self._grow()
-        if self._coming is not None:
-            coming = self._coming
-            every = LOOK if coming.at <= self.tape.begin + WARM else SELDOM
-            if not (coming.fill(until, perf) and coming.play(self.head.at, every, until, perf)):
-                self.head.reached(self.head.at)
-                return False
-            coming.look()
-            self._shown, self._coming = coming, None
+        if (sought := self._sought) is not None:
             self.head.reached(self.head.at)
+            if not sought.ready:
+                return False
+            self._sought = None
+            if sought.failure is not None:
+                raise sought.failure
+            if sought.reel is not None:
+                sought.reel.hand_over(self.tape, self._kept)
+                self._shown = sought.reel
         reel = self._shown
-        assert reel is not None
+        if reel is None:
+            return True
         goal = self._within(self.head.due())
         there = reel.play(goal, spaced(self.head.speed) if self.head.playing else LOOK, until, perf)
         if self.head.playing:
@@ -146,4 +155,5 @@ class Deck:
 
     def close(self) -> None:
         """Let go of the recording."""
+        self._seeker.close()
         self.tape.close()

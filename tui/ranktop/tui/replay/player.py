@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from ranktop.tui.replay.deck import Deck
+from ranktop.tui.replay.seeker import Seeker
 from ranktop.tui.replay.spells import Findings
 from ranktop.tui.replay.survey import Survey
 from ranktop.tui.replay.tape import Tape
@@ -29,15 +30,23 @@ class Player:
         at: float | None = None,
         growing: bool = False,
         real: Callable[[], float] = time.monotonic,
+        aside: bool = True,
     ) -> None:
         """``open_tape`` opens the recording, once for each thread; ``growing``: its job still runs.
 
-        ``at``: where to begin, seconds on the recording's clock, by default at its beginning.
+        ``at``: where to begin, seconds on the recording's clock, by default at its beginning. ``aside``: what is sought
+        is prepared on a thread of its own.
         """
-        self.survey = Survey(open_tape, growing=growing)
+        self.survey = Survey(open_tape, growing=growing, busy=self._busy)
         self.deck = Deck(
-            open_tape(), at=at, real=real, standing=lambda t: self.survey.findings.standing(t), growing=growing
-        )
+            open_tape(), at=at, real=real, standing=lambda t: self.survey.findings.standing(t), growing=growing,
+            seeker=Seeker(open_tape) if aside else None,
+        )  # fmt: skip
+
+    def _busy(self) -> bool:
+        """Whether someone waits for a picture, or it does not come along as fast as wished."""
+        head = self.deck.head
+        return self.deck.seeking or (head.playing and head.real_speed() is not None)
 
     @property
     def findings(self) -> Findings:

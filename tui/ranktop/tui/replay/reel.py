@@ -108,6 +108,10 @@ class Reel:
             self._feed(tape.begin)
             self.look()
 
+    def hand_over(self, tape: Tape, kept: Kept) -> None:
+        """Go on with another handle of the same recording: another thread's."""
+        self._tape, self._kept = tape, kept
+
     def _clock(self) -> float:
         return self.now
 

@@ -36,6 +36,9 @@ WORK: Final = 0.015
 PAUSE: Final = 0.015
 """Seconds of work and of pause in turn: the dashboard comes first."""
 
+BUSY: Final = 0.05
+"""Seconds between two looks whether someone still waits for something else."""
+
 FOLLOW: Final = 2.0
 """Seconds between two looks at a recording that grows."""
 
@@ -43,13 +46,16 @@ FOLLOW: Final = 2.0
 class Survey:
     """Works on a thread of its own, with a recording of its own, until it is through or told to stop."""
 
-    def __init__(self, open_tape: Callable[[], Tape], *, growing: bool = False) -> None:
-        """``growing``: the job still runs."""
+    def __init__(
+        self, open_tape: Callable[[], Tape], *, growing: bool = False, busy: Callable[[], bool] = lambda: False
+    ) -> None:
+        """``growing``: the job still runs. ``busy``: whether someone waits for something else: this pauses then."""
         self.findings = Findings()
         """What is known so far. Never changed: another one takes its place."""
         self.failure = ""
         self._open = open_tape
         self._growing = growing
+        self._busy = busy
         self._over = threading.Event()
         self._signs: tuple[Sign, ...] = ()
         self._borders: list[float] = []
@@ -81,7 +87,7 @@ class Survey:
         self._borders = parts(tape.begin, tape.end)
         self._tell()
         for border in spread(self._borders[1:-1]):
-            if self._over.wait(PAUSE):
+            if self._rest():
                 return
             self._rough[border] = session_at(tape, border).snapshot().findings
             self._tell()
@@ -100,16 +106,23 @@ class Survey:
         if self._growing and newest is not None:
             self._follow(tape, kept, newest)
 
+    def _rest(self) -> bool:
+        """Leave the others their turn; True when this is to end."""
+        while self._busy():
+            if self._over.wait(BUSY):
+                return True
+        return self._over.wait(PAUSE)
+
     def _go_through(self, reel: Reel, kept: Kept, first: float, last: float, every: float = LOOK) -> None:
         """Ask the rules all through a part."""
         watch = self._watches.setdefault(first, Watch())
         while not reel.filled:
             reel.fill(time.perf_counter() + WORK)
-            if self._over.wait(PAUSE):
+            if self._rest():
                 return
         watch.note(reel.found, reel.now)
         whole = last - reel.at
-        while reel.at < last and not self._over.wait(PAUSE):
+        while reel.at < last and not self._rest():
             until = time.perf_counter() + WORK
             while reel.at < last and (began := time.perf_counter()) < until:
                 spaced = max(every, kept.step(reel.at))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,6 +25,9 @@ LEAST_ROWS: Final = 5
 
 BUSY: Final = 0.14
 """Seconds of work between two beats of the dashboard: the rest is for its pictures and its keys."""
+
+WAIT: Final = 0.03
+"""Seconds between two looks whether what is sought is ready."""
 
 HINTS: Final = "( a minute back, space plays, R: live again"
 
@@ -54,7 +58,7 @@ class Theatre:
     def open(self, player: Player) -> None:
         """Show a recording."""
         self.close()
-        self.player = player
+        self.player, self._going = player, False
         self._surveyed = False
         self._thaw()
         self.beat()
@@ -87,7 +91,8 @@ class Theatre:
     def beat(self) -> None:
         """Go on as far as is due."""
         self._spent = 0.0
-        self._go()
+        if not self._going:
+            self._go()
 
     def _go(self) -> None:
         app, player = self._app, self.player
@@ -111,6 +116,9 @@ class Theatre:
             return
         if there and sought:
             screen.hurry()
+        elif player.deck.waiting:
+            self._going = True
+            asyncio.get_running_loop().call_later(WAIT, screen.call_later, self._go)
         elif not there and (player.deck.seeking or self._spent < BUSY):
             self._going = True
             screen.soon(self._go)
