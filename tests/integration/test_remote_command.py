@@ -285,7 +285,7 @@ def test_choosing_watching_losing_and_quitting(home_of: Server, node: Node) -> N
     tty = None
     try:
         second.send(Card(job=other, rank=0, pid=os.getpid(), node="here"))
-        until(lambda: pump(second).connected)
+        until(lambda: pump(second).connected, 30.0)
         tty = Terminal("far", "-F", str(home_of.config))
         tty.until("several jobs on far: which one?", "other", "train")
         os.write(tty.fd, b"j\r")

@@ -7,6 +7,7 @@ import secrets
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Final
 
@@ -49,6 +50,8 @@ class Connection:
         self._spec = ""
         self.heard = time.monotonic()
         """When the far side last said anything."""
+        self.on_end: Callable[[], None] = lambda: None
+        """Called on another thread when ssh has ended."""
         command = ssh.command(SHELL, batch=not person, lead=self.shared.arguments)
         try:
             # A person is asked by way of the terminal, which another session would not have.
@@ -73,6 +76,7 @@ class Connection:
         with self._news:
             self._over = True
             self._news.notify_all()
+        self.on_end()
 
     def _take(self, data: bytes) -> None:
         with self._news:

@@ -66,9 +66,7 @@ class RemoteSource:
         elif standing.detail:
             state, detail = "lost", standing.detail
         elif hub.state == "live" and hub.age is not None and hub.age > OVERDUE:
-            state, detail = "lost", "the hub does not answer, or slowly; the connection to its machine stands"
-            if self._tunnel.heard_for() > hub.age - ASK_WAIT:
-                detail = f"{place} does not answer: the network, or the machine, is stuck"
+            state, detail = "lost", self._silence(hub.age, place)
         return Link(state=state, detail=detail, age=hub.age, lost=hub.lost, bad=hub.bad, place=place)
 
     def close(self) -> None:
@@ -76,6 +74,15 @@ class RemoteSource:
         if self._hub is not None:
             self._hub.close()
         self._tunnel.close()
+
+    def _silence(self, age: float, place: str) -> str:
+        """Say who it is that does not answer, as far as that is known: the far shell is asked as well."""
+        heard_for = self._tunnel.heard_for()
+        if heard_for < age - ASK_WAIT:
+            return "the hub does not answer, or slowly; the connection to its machine stands"
+        if heard_for > 2 * OVERDUE:
+            return f"{place} does not answer: the network, or the machine, is stuck"
+        return f"no answer from {place}"
 
     def _silent_for(self) -> float:
         age = self._hub.link().age if self._hub is not None else None

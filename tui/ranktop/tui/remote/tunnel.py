@@ -16,7 +16,8 @@ from ranktop.tui.remote.ssh import Ssh, SshError
 from ranktop.tui.view.text import duration
 from ranktop.wire.endpoints import Found, JobEntry
 
-TICK: Final = 0.2
+TICK: Final = 1.0
+"""Seconds between two looks at a connection that stands; its end is told at once."""
 LIST_EVERY: Final = 5.0
 """Seconds between two looks for jobs, or for one whose hub is silent: each starts a Python there."""
 LIST_SELDOM: Final = 60.0
@@ -171,6 +172,7 @@ class Tunnel:
         """Look after a connection until it is lost; returns why."""
         listed = pinged = time.monotonic()
         number, asleep = 0, _asleep()
+        connection.on_end = self._wake.set
         while True:
             if self._closing.is_set():
                 return FarError("closing")
