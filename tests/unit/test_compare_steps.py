@@ -101,6 +101,7 @@ def test_memory_is_bounded_and_the_largest_peak_stays() -> None:
     assert len(kept) < 200
     most = max(kept, key=lambda peak: peak.held)
     assert (most.step, most.tensors, most.held) == (1234, 7_010_100, 7_010_105)
+    assert [peak.step for peak in peaks.within(6, 20)] == [*range(6, 21)], "the first steps are not thinned"
 
 
 def test_what_the_running_peak_and_the_collectives_say_is_kept() -> None:
@@ -113,7 +114,13 @@ def test_what_the_running_peak_and_the_collectives_say_is_kept() -> None:
             body = msgspec.structs.replace(body, peak_allocated=min(body.step, 9) * 1000)
         gathered.take(Header(kind, rank, 100 + rank, 0, at), body)
     rank0 = gathered.longest().ranks[0]
-    assert (rank0.peak_allocated, rank0.peak_step) == (9000, 9)
+    assert rank0.peak_until(20) == (9000, 9)
+    assert rank0.peak_until(4) == (4000, 4)
+    assert rank0.peak_until(0) is None
+    for step in range(10, 5000):
+        rank0.rise(step, step * 1000)
+    assert len(rank0.rises) <= 512
+    assert rank0.peak_until(5000) == (4_999_000, 4999)
     assert rank0.calls_per_step() == pytest.approx(226.0)
 
 

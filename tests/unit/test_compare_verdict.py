@@ -84,6 +84,15 @@ def test_the_running_peak_decides_what_a_gpu_needs_where_it_is_known() -> None:
     assert verdicts(one_knows)[0].memory == "same"
 
 
+def test_of_a_longer_run_only_the_peak_up_to_the_compared_steps_counts() -> None:
+    def later(sample: Sample) -> Sample:
+        return msgspec.structs.replace(sample, peak_allocated=(70 if sample.step > 70 else 60) * GIB)
+
+    comparison = compared(Run(fsdp2(), steps=60, sample=later), Run(fsdp2(), steps=90, sample=later))
+    assert verdicts(comparison)[0].memory == "same"
+    assert [side.peak.peak for side in comparison.sides if side.peak is not None] == [60 * GIB] * 2
+
+
 def test_a_peak_of_loading_is_told_as_one() -> None:
     def early(sample: Sample) -> Sample:
         return msgspec.structs.replace(sample, peak_allocated=70 * GIB)

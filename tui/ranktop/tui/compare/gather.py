@@ -24,6 +24,9 @@ PEAKS: Final = 512
 PEAKS_OF_ALL: Final = 16_384
 """Readings of memory kept of a rank, and of all ranks; neighbours are then joined, the larger one kept."""
 
+MOST_RISES: Final = 512
+"""Rises of a running peak that are kept."""
+
 POSITIONS_FROM: Final = 5
 """Step from which collectives are counted: the first steps build communicators and buckets."""
 
@@ -71,10 +74,14 @@ class Peak:
 
 
 class Peaks:
-    """The peaks of one rank, oldest first, bounded: neighbours are joined and the larger one is kept."""
+    """The peaks of one rank, oldest first, bounded: neighbours are joined and the larger one is kept.
+
+    The first ones stay as they are: a long run may be compared with a short one.
+    """
 
     def __init__(self, capacity: int = PEAKS) -> None:
-        self._capacity = max(16, capacity)
+        self._capacity = max(16, capacity // 2)
+        self._first: list[Peak] = []
         self._kept: list[Peak] = []
         self._every = 1
         self._block: list[Peak] = []
@@ -90,7 +97,11 @@ class Peaks:
         if moment is None or memory is None or tensors is None:
             return
         self._last = table.step
-        self._block.append(Peak(table.step, moment, memory, table, tensors))
+        peak = Peak(table.step, moment, memory, table, tensors)
+        if len(self._first) < self._capacity:
+            self._first.append(peak)
+            return
+        self._block.append(peak)
         if len(self._block) >= self._every:
             self._kept.append(max(self._block, key=lambda peak: peak.held))
             self._block = []
@@ -101,7 +112,7 @@ class Peaks:
 
     def within(self, first: int, last: int) -> list[Peak]:
         """Return those of steps ``first`` to ``last``."""
-        return [peak for peak in (*self._kept, *self._block) if first <= peak.step <= last]
+        return [peak for peak in (*self._first, *self._kept, *self._block) if first <= peak.step <= last]
 
 
 @dataclass(slots=True)
@@ -114,13 +125,23 @@ class RankLife:
     """Finished."""
     timed: int = 0
     """Index of the last step that was counted."""
-    peak_allocated: int | None = None
-    """The allocator's running peak, bytes."""
-    peak_step: int = 0
-    """Steps that were finished when it last rose."""
+    rises: list[tuple[int, int]] = field(default_factory=list)
+    """(steps finished, bytes) whenever the allocator's running peak had risen."""
     began: tuple[int, int] | None = None
     """(steps finished, collectives enqueued) when both were first known, warmed up."""
     latest: tuple[int, int] | None = None
+
+    def rise(self, steps: int, peak: int) -> None:
+        """Note the running peak."""
+        if not self.rises or peak > self.rises[-1][1]:
+            self.rises.append((steps, peak))
+            if len(self.rises) > MOST_RISES:
+                self.rises = [*self.rises[:-1:2], self.rises[-1]]
+
+    def peak_until(self, step: int) -> tuple[int, int] | None:
+        """Return the running peak when ``step`` was finished, and the step by which it was reached; None: not known."""
+        known = [(peak, steps) for steps, peak in self.rises if steps <= step]
+        return known[-1] if known else None
 
     def calls_per_step(self) -> float | None:
         """Return the collectives that the rank enqueued per step; None where they are not known."""
@@ -183,8 +204,8 @@ class Gathered:
         life.time(rank, body.steps)
         if body.table is not None and not body.table.first:
             rank.peaks.add(body.table)
-        if body.peak_allocated is not None and body.peak_allocated > (rank.peak_allocated or 0):
-            rank.peak_allocated, rank.peak_step = body.peak_allocated, body.step
+        if body.peak_allocated is not None:
+            rank.rise(body.step, body.peak_allocated)
         positions = [group.enqueued for group in body.collectives.groups]
         if positions and None not in positions and body.step >= POSITIONS_FROM:
             rank.latest = (body.step, sum(at or 0 for at in positions))

@@ -43,7 +43,7 @@ class Held:
     unrest: Mapping[str, float] = field(default_factory=dict)
     """Category -> robust standard deviation over the compared steps, in bytes."""
     peak: int | None = None
-    """The allocator's running peak of the fullest rank of the group, bytes."""
+    """The allocator's running peak up to the last compared step, of the group's fullest rank, bytes."""
     peak_step: int = 0
     """Steps finished when it last rose."""
 
@@ -93,7 +93,8 @@ def _fullest(life: Life, members: tuple[int, ...], window: Window, *, several: b
         return None
     peak, number, peaks = best
     rank = life.ranks[number]
-    fullest = max((life.ranks[one] for one in members), key=lambda one: one.peak_allocated or -1)
+    running = [life.ranks[one].peak_until(window.last) for one in members]
+    highest = max((one for one in running if one is not None), default=None)
     return Held(
         rank=number,
         role=_role(rank.card) if several else "",
@@ -104,8 +105,8 @@ def _fullest(life: Life, members: tuple[int, ...], window: Window, *, several: b
         expected=_expected(rank, peak),
         held=peak.held,
         unrest={name: _unrest(peaks, name) for name in MEASURED},
-        peak=fullest.peak_allocated,
-        peak_step=fullest.peak_step,
+        peak=highest[0] if highest is not None else None,
+        peak_step=highest[1] if highest is not None else 0,
     )
 
 
