@@ -62,6 +62,9 @@ KINDS: Final = {
     "DDP, saving and validating": Kind(
         3, ("--strategy", "ddp", "--save-every", "30", "--eval-every", "25", "--hidden", "128")
     ),
+    "DDP, variable length, saving and validating": Kind(
+        3, ("--strategy", "ddp", "--data", "variable", "--save-every", "30", "--eval-every", "25", "--hidden", "128")
+    ),
     "transformers' Llama under DDP": Kind(2, ("--strategy", "ddp", "--model", "llama")),
     "one rank": Kind(1, ("--strategy", "single", "--data", "variable")),
     "the demo, FSDP2": Kind(2, ("--layers", "2", "--hidden", "128", "--batch", "2"), ("demo",)),
