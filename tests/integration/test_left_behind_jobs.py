@@ -182,8 +182,8 @@ def late_rank_zero(viewer: Viewer) -> RankView:
 
 
 def test_a_handled_out_of_memory_leaves_no_box(script: Path, tmp_path: Path, viewer: Viewer) -> None:
-    with job(torchrun(script), tmp_path, FAULT="handled", STEPS="10") as process:
-        view = wait_for(viewer, lambda view: view.end is not None)
+    with job([sys.executable, *AGENT, str(script)], tmp_path, FAULT="handled", STEPS="10", VICTIM="0") as process:
+        view = wait_for(viewer, lambda view: view.end is not None, rank=0)
         assert process.wait(60) == 0
     assert (view.state, view.box) == ("ended", None)
 
