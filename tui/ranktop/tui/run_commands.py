@@ -52,6 +52,7 @@ def export(
         float, typer.Option(min=0.0, metavar="SECONDS", help="One row per rank in so many seconds.")
     ] = 0.0,
     options: flags.Options = None,
+    config: flags.Config = None,
 ) -> None:
     """Write what was recorded of a job: a row per rank and sample, or a copy of the recording.
 
@@ -63,7 +64,7 @@ def export(
     if form is not None and form not in FORMATS:
         fail(f"--format takes {', '.join(FORMATS)}, not {form!r}", USAGE)
     wish = Wish(form=form, output=output, force=force, first=first, last=last, every=every)
-    raise typer.Exit(write(run, wish, options or ()))
+    raise typer.Exit(write(run, wish, options or (), config))
 
 
 def compare(
@@ -73,6 +74,7 @@ def compare(
     first: Annotated[int | None, typer.Option("--from", min=1, metavar="STEP", help="Compare from this step.")] = None,
     last: Annotated[int | None, typer.Option("--to", min=1, metavar="STEP", help="Compare up to this step.")] = None,
     options: flags.Options = None,
+    config: flags.Config = None,
 ) -> None:
     """Lay runs beside each other: memory, step time, traffic, and what differs between their plans.
 
@@ -83,7 +85,7 @@ def compare(
     if json and markdown:
         fail("--json and --markdown are two forms: give one", USAGE)
     form = "json" if json else "markdown" if markdown else "page"
-    raise typer.Exit(run(runs, Wish(form, first, last), options or ()))
+    raise typer.Exit(run(runs, Wish(form, first, last), options or (), config))
 
 
 def replay(

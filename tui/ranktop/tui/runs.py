@@ -51,12 +51,12 @@ class Run:
         return self.entry is not None
 
 
-def find_run(text: str, options: Sequence[str] = ()) -> Run:
+def find_run(text: str, options: Sequence[str] = (), config: str | None = None) -> Run:
     """Return the run that ``FILE``, ``JOB`` or ``TARGET/JOB`` names.
 
     An existing path is a file; what else has ``@`` or ``/`` is a job of another machine, fetched through ssh; anything
     else is the id (or its beginning) or the name of a job of this machine, live before past. NoRun when there is none.
-    ``options``: for ssh, as its ``-o`` takes them.
+    ``options`` and ``config``: for ssh, as its ``-o`` and ``-F`` take them.
     """
     path = Path(os.path.expanduser(text))
     if path.exists():
@@ -66,7 +66,7 @@ def find_run(text: str, options: Sequence[str] = ()) -> Run:
     if text.endswith(SUFFIX) and "@" not in text:
         raise NoRun(f"no file {plain(text)!r}; `ranktop jobs` lists the recordings of this machine")
     if "@" in text or "/" in text:
-        return _remote(text, options)
+        return _remote(text, options, config)
     return _of_this_machine(text)
 
 
@@ -80,7 +80,7 @@ def _file(path: Path) -> Run:
     return Run(told.job_id, told.name, path)
 
 
-def _remote(text: str, options: Sequence[str]) -> Run:
+def _remote(text: str, options: Sequence[str], config: str | None) -> Run:
     """Fetch the recording of another machine's job through the user's own ssh."""
     from ranktop.tui.remote.far import FarError
     from ranktop.tui.remote.fetch import fetch_recording
@@ -88,7 +88,7 @@ def _remote(text: str, options: Sequence[str]) -> Run:
 
     try:
         target, job = split_job(text)
-        path = fetch_recording(target, job, options=tuple(options))
+        path = fetch_recording(target, job, options=tuple(options), config=config)
     except TargetError as error:
         raise NoRun(str(error), USAGE) from None
     except FarError as error:

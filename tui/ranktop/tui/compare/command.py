@@ -34,17 +34,17 @@ class Wish:
     """Steps to compare; None: all but the warm-up."""
 
 
-def run(sources: Sequence[str], wish: Wish, options: Sequence[str] = ()) -> int:
+def run(sources: Sequence[str], wish: Wish, options: Sequence[str] = (), config: str | None = None) -> int:
     """Compare the runs and return the exit code: 0, 1 when one cannot be read, 2 bad usage, 3 no such run.
 
-    ``options``: for ssh, where a run is of another machine.
+    ``options``, ``config``: for ssh, where a run is of another machine.
     """
     if not 2 <= len(sources) <= len(LETTERS):
         return _complain(f"compare takes 2 to {len(LETTERS)} runs, not {len(sources)}", USAGE)
     if wish.first is not None and wish.last is not None and wish.last < wish.first:
         return _complain(f"there is no step from {wish.first} to {wish.last}: give --from a smaller one", USAGE)
     try:
-        runs = [_load(source, options) for source in sources]
+        runs = [_load(source, options, config) for source in sources]
     except NoRun as error:
         return _complain(str(error), error.code)
     silent = [run.source for run in runs if not any(life.ranks for life in run.gathered.lives)]
@@ -68,9 +68,9 @@ def run(sources: Sequence[str], wish: Wish, options: Sequence[str] = ()) -> int:
     return FOUND
 
 
-def _load(source: str, options: Sequence[str]) -> Loaded:
+def _load(source: str, options: Sequence[str], config: str | None) -> Loaded:
     """Read a run; a person who waits for a long one sees how far it has come."""
-    found = find_run(source, options)
+    found = find_run(source, options, config)
     started, told = time.monotonic(), False
 
     def say(share: float) -> None:

@@ -48,13 +48,13 @@ class Wish:
         return self.form or SUFFIXES.get(Path(self.output).suffix.lower(), "csv")
 
 
-def export(source: str, wish: Wish, options: Sequence[str] = ()) -> int:
+def export(source: str, wish: Wish, options: Sequence[str] = (), config: str | None = None) -> int:
     """Write the run and return the exit code: 0, 1 when it can't be read or written, 2 bad usage, 3 no such run."""
     partly = wish.first is not None or wish.last is not None or wish.every > 0
     if wish.format == "recording" and partly:
         return _complain("a recording is copied whole: leave out --from, --to and --every", USAGE)
     try:
-        run = find_run(source, options)
+        run = find_run(source, options, config)
         if run.path is None:
             raise NoRun(f"job {plain(source)} is not recorded, so there is nothing to export", FAILED)
         if wish.format == "recording":
