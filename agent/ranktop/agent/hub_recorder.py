@@ -32,6 +32,9 @@ IDLE: Final = 5.0
 RETRY: Final = 30.0
 """Seconds between two tries while the disk refuses."""
 
+PATIENCE: Final = 10.0
+"""Seconds for which a file that is locked is tried again every time before that is trouble."""
+
 HUNG: Final = 10.0
 """Seconds that the disk may take for a transaction before viewers are told."""
 
@@ -65,6 +68,7 @@ class Recorder:
         self._busy_since: float | None = None
         self._trouble = ""
         self._trouble_since = 0.0
+        self._locked_since: float | None = None
         self._missing = 0
         self._next_try = 0.0
         self._written_at = 0.0
@@ -107,16 +111,20 @@ class Recorder:
         if busy is not None and now - busy > HUNG and not self._hung_told:
             self._hung_told = True
             self._tell(f"the disk has not answered for {now - busy:.0f} s; live viewing goes on")
+        return self._take_news()
+
+    def close(self, wait: float = 5.0) -> list[str]:
+        """Finish the recording; returns what went wrong. A disk that does not answer for ``wait`` seconds is left."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(wait)
+        return self._take_news()
+
+    def _take_news(self) -> list[str]:
         news = []
         while self._news:
             news.append(self._news.popleft())
         return news
-
-    def close(self, wait: float = 5.0) -> None:
-        """Finish the recording; a disk that does not answer within ``wait`` seconds is left behind."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(wait)
 
     # The recorder's side.
 
@@ -144,7 +152,8 @@ class Recorder:
             self._write(items, now, last)
             self._recovered(now)
         except (sqlite3.Error, OSError, RecordingError) as error:
-            self._failed(error, now)
+            if not self._waits(error, items, now):
+                self._failed(error, now)
         except Exception as error:  # a fault of this file's own must not end the recording for good
             self._failed(RecordingError(f"{type(error).__name__}: {error}"), now)
         finally:
@@ -192,12 +201,26 @@ class Recorder:
             self._written_at = now
 
     def _recovered(self, now: float) -> None:
+        self._locked_since = None
         if not self._trouble:
             return
         missing, self._missing = self._missing + (self._writer.take_lost() if self._writer else 0), 0
         self._trouble = ""
         gap = f"; {missing} messages are missing" if missing else ""
         self._tell(f"recording again after {now - self._trouble_since:.0f} s{gap}")
+
+    def _waits(self, error: Exception, items: list[Item], now: float) -> bool:
+        """Tell whether to try again at once: the hub before this one may still hold the file while it dies."""
+        if "locked" not in str(error) or self._trouble:
+            return False
+        self._locked_since = now if self._locked_since is None else self._locked_since
+        if now - self._locked_since > PATIENCE:
+            return False
+        if self._writer is None:
+            with self._lock:
+                self._queue[:0] = items
+                self._queued += sum(len(item.header) + len(item.body) + 200 for item in items)
+        return True
 
     def _failed(self, error: Exception, now: float) -> None:
         self._next_try = now + RETRY

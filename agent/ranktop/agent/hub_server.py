@@ -318,7 +318,8 @@ class HubServer:
         self._presence.close()
         self._context.destroy(linger=0)
         if self.recorder is not None:
-            self.recorder.close()
+            for text in self.recorder.close():
+                log(f"recording: {text}")
         if self._wakes is not None:
             signal.set_wakeup_fd(-1)
             self._wakes.close()

@@ -31,7 +31,7 @@ from ranktop.wire.recording_file import (
     unpack_items,
     unpack_points,
 )
-from ranktop.wire.recording_open import boot_id, connect, runs
+from ranktop.wire.recording_open import connect, here, runs
 from ranktop.wire.schema import Item, Job
 
 SILENT_AFTER: Final = 30.0
@@ -156,8 +156,8 @@ class Recording:
         """Whether a hub still writes it, as far as this machine can tell."""
         if self.finished or time.time() - self._number("written") > SILENT_AFTER:
             return False
-        _, boot, pid = self._hub
-        return boot != boot_id() or runs(pid)
+        host, boot, pid = self._hub
+        return (host, boot) != here() or runs(pid)
 
     @property
     def steps(self) -> int:

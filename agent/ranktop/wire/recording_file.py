@@ -61,8 +61,8 @@ MAX_UNPACKED: Final = CHUNK_BYTES + 2 * MAX_MESSAGE + 1024 * 1024
 """Bytes; a chunk that unpacks to more is refused."""
 
 FULL_RATE_RANKS: Final = 256
-"""Samples a second that are recorded of a job in all, about: one of a rank that comes less than 0.9 * world_size / 256
-seconds after the one kept before is left out."""
+"""Samples a second that are recorded of a job in all, about: a rank's are kept so that they are 0.9 * world_size / 256
+seconds apart on average; up to so many ranks, each that comes once a second is."""
 
 ORDINARY: Final = ("sample", "device")
 """Kinds that are kept in chunks and thinned with time; all others are events."""

@@ -15,6 +15,9 @@ from ranktop.wire.schema import Header, History, Item, Mark
 PUT_BACK_BYTES: Final = 8 * 1024 * 1024
 """Of events that are kept while the disk takes nothing; the oldest go first."""
 
+BURST: Final = 64
+"""Samples of a rank that may come at once, where each is kept that comes once a second."""
+
 _LONG_AGO: Final = -1e18
 
 Event = tuple[int, float, str, int, bytes, bytes]
@@ -51,6 +54,8 @@ class Intake:
 
     def __init__(self, world_size: int, shift: float = 0.0, base: int = 0) -> None:
         self.spacing = 0.9 * world_size / FULL_RATE_RANKS
+        # What a busy machine holds back for some seconds comes at once then.
+        self._burst = BURST * self.spacing if world_size <= FULL_RATE_RANKS else 0.0
         self.shift = shift
         self.base = base
         self.number = base
@@ -64,6 +69,7 @@ class Intake:
         """Life -> number of its last message that an earlier hub has recorded."""
         self._said: dict[tuple[int, str], tuple[bytes, bytes]] = {}
         self._kept: dict[tuple[int, str], float] = {}
+        self._due: dict[tuple[int, str], float] = {}
         self._passed: dict[tuple[int, str], Item] = {}
         self._taken = Taken()
 
@@ -92,12 +98,15 @@ class Intake:
         taken, self._taken = self._taken, Taken()
         return taken
 
-    def put_back(self, taken: Taken) -> int:
-        """Take back what could not be written, but for the samples; returns how many messages are lost."""
+    def put_back(self, taken: Taken, whole: bool) -> int:
+        """Take back what could not be written, the samples only if ``whole``; returns how many messages are lost."""
         mine = self._taken
         mine.lives[:0] = taken.lives
         mine.events[:0] = taken.events
-        lost = len(taken.samples)
+        lost = 0 if whole else len(taken.samples)
+        if whole:
+            mine.samples[:0] = taken.samples
+            mine.points[:0] = taken.points
         size = sum(len(event[-1]) + 100 for event in mine.events)
         while size > PUT_BACK_BYTES:
             size -= len(mine.events.pop(0)[-1]) + 100
@@ -145,8 +154,9 @@ class Intake:
             return
         self._note_life(header, item)
         key = (header.rank, header.kind)
+        late = item.t < self._kept.get(key, _LONG_AGO)
         # What comes late, of a node that could not be reached, is kept whole.
-        if 0.0 <= item.t - self._kept.get(key, _LONG_AGO) < self.spacing:
+        if not late and item.t < self._due.get(key, _LONG_AGO) - self._burst:
             self._passed[key] = item
         else:
             self._keep(key, item)
@@ -158,7 +168,9 @@ class Intake:
             self._taken.lives.append((item.number, *life, item.t))
 
     def _keep(self, key: tuple[int, str], item: Item) -> None:
-        self._kept[key] = max(item.t, self._kept.get(key, _LONG_AGO))
+        if item.t >= self._kept.get(key, _LONG_AGO):
+            self._kept[key] = item.t
+            self._due[key] = max(item.t, self._due.get(key, _LONG_AGO)) + self.spacing
         self._passed.pop(key, None)
         self._taken.samples.append(item)
         if key[1] == "sample":

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ranktop.wire.codec import WireError, clean, decode_header
+from ranktop.wire.codec import WireError, decode_header
 from ranktop.wire.recording_file import (
     APPLICATION_ID,
     INDEXES,
@@ -27,7 +27,7 @@ from ranktop.wire.recording_file import (
     unpack_points,
 )
 from ranktop.wire.recording_intake import Intake
-from ranktop.wire.recording_open import boot_id, runs
+from ranktop.wire.recording_open import boot_id, here, runs
 from ranktop.wire.recording_thinning import (
     EVENTS_SHARE,
     insert_items,
@@ -55,6 +55,9 @@ _CLOCK_APART: Final = 0.1
 
 _OTHERS_SILENCE: Final = 30.0
 """Seconds after which a hub of another machine that has written nothing no longer owns its recording."""
+
+WAITING_SAMPLES: Final = 20_000
+"""Samples that are kept while the file is locked by another process."""
 
 TAIL: Final = 15.0
 """Seconds that a finished recording goes on after its last message: as long as viewers may take to tell of it."""
@@ -133,13 +136,13 @@ class RecordingWriter:
             check_schema(connection)
             meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
             last = connection.execute(
-                "SELECT boot, pid, shift, base, hub FROM hubs ORDER BY id DESC LIMIT 1"
+                "SELECT host, boot, pid, shift, base, hub FROM hubs ORDER BY id DESC LIMIT 1"
             ).fetchone()
             _check_free(last, meta, wall)
             _journal(connection, str(meta.get("journal") or "WAL"))
             writer = cls(path, connection, job, limit)
-            shift, base = float(last[2]), int(last[3]) if last[4] == hub else int(meta["number"])
-            if last[0] != boot_id() or began + shift < float(meta["end"]):
+            shift, base = float(last[3]), int(last[4]) if last[5] == hub else int(meta["number"])
+            if last[1] != boot_id() or began + shift < float(meta["end"]):
                 shift = float(meta["end"]) + max(0.0, wall - float(meta["written"])) - began
             writer._intake = Intake(job.world_size, shift, base)
             writer._remember(meta)
@@ -184,7 +187,7 @@ class RecordingWriter:
         """Note the hub that writes from now on."""
         self._connection.execute(
             "INSERT INTO hubs (hub, host, boot, pid, shift, base, began) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (hub, clean(os.uname().nodename)[:200], boot_id(), os.getpid(), self._intake.shift, self._intake.base, t),
+            (hub, *here(), os.getpid(), self._intake.shift, self._intake.base, t),
         )
         self._connection.execute("DELETE FROM meta WHERE key = 'ended'")
         self._put("spacing", self._intake.spacing)
@@ -224,8 +227,9 @@ class RecordingWriter:
                 insert_items(connection, 0, taken.samples, squeeze=1)
                 self._insert_told(taken.points)
                 self._tick(t, wall)
-        except BaseException:
-            self._lost += self._intake.put_back(taken)
+        except BaseException as error:
+            waits = "locked" in str(error) and len(taken.samples) < WAITING_SAMPLES
+            self._lost += self._intake.put_back(taken, waits)
             raise
         self._event_bytes += sum(len(event[-1]) for event in taken.events)
         if t - self._merged_at >= MERGE_EVERY:
@@ -289,10 +293,11 @@ class RecordingWriter:
 
 
 def _check_free(last: tuple[Any, ...], meta: dict[str, Any], wall: float) -> None:
-    boot, pid = last[:2]
-    if meta.get("ended") is not None or (boot == boot_id() and pid == os.getpid()):
+    host, boot, pid = last[:3]
+    same = (host, boot) == here()
+    if meta.get("ended") is not None or (same and pid == os.getpid()):
         return
-    alive = runs(pid) if boot == boot_id() else abs(wall - float(meta["written"])) < _OTHERS_SILENCE
+    alive = runs(pid) if same else abs(wall - float(meta["written"])) < _OTHERS_SILENCE
     if alive:
         raise TakenByAnother("another hub writes this recording")
 

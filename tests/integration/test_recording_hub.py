@@ -1,0 +1,181 @@
+"""Recordings of real hubs: killed under load, ended, and out of reach of other users."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_harness import JOB, Node, fresh_node, hubs, pump, sample, until
+
+from ranktop.agent.lifecycle import ensure_hub
+from ranktop.wire.codec import decode_header
+from ranktop.wire.endpoints import MARKER_FILE
+from ranktop.wire.recording import Recording
+from ranktop.wire.recording_place import state_directory
+from ranktop.wire.recordings import list_recordings
+from ranktop.wire.schema import End
+
+RANKS = 8
+KILLS = 3
+LOST_AT_MOST = 2.0
+"""Seconds before a kill of which messages may be missing."""
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    with fresh_node(monkeypatch) as made:
+        yield made
+
+
+class Elapsed:
+    """Is true some seconds after it was made."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+
+    def __call__(self) -> bool:
+        return time.monotonic() >= self._until
+
+
+class Load:
+    """Eight ranks that speak ten times a second each, in a thread; it knows what has arrived."""
+
+    def __init__(self, node: Node) -> None:
+        self._publishers = [node.connected(rank, pid=os.getpid()) for rank in range(RANKS)]
+        self.sent = 0
+        """Number of each rank's newest message; its card has number 0."""
+        self._stop = threading.Event()
+        self._confirmed: list[tuple[float, list[int]]] = [(0.0, [-1] * RANKS)]
+        self._thread = threading.Thread(target=self._speak)
+        self._thread.start()
+
+    def _speak(self) -> None:
+        while not self._stop.wait(0.1):
+            self.sent += 1
+            for rank, publisher in enumerate(self._publishers):
+                publisher.send(sample(self.sent, rank, padding=300))
+                publisher.pump()
+            self._confirmed.append((time.monotonic(), [publisher._confirmed for publisher in self._publishers]))
+
+    def arrived(self, before: float) -> list[int]:
+        """Return each rank's number of the newest message that a hub had by then."""
+        return max((numbers for t, numbers in self._confirmed if t <= before), default=[-1] * RANKS)
+
+    def connected_from(self, hub: str) -> int:
+        """Wait until that hub answers every rank; what is sent after the number returned goes to it."""
+        until(lambda: all(publisher._hub == hub for publisher in self._publishers))
+        # A rank whose connection is made anew may lose a message on the way: not before it is heard again is that over.
+        for _ in range(2):
+            sent = self.sent
+            until(lambda sent=sent: min(self._confirmed[-1][1], default=-1) > sent)  # type: ignore[misc]
+        return self.sent + 1
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def running_hub(node: Node) -> tuple[str, int]:
+    """Return identity and process of the hub, once it serves.
+
+    One that dies holds its lock until its last thread has ended.
+    """
+
+    def look() -> tuple[str, int] | None:
+        ensure_hub(JOB, node.directory)
+        with contextlib.suppress(OSError, ValueError):
+            hub, pid = (node.directory / MARKER_FILE).read_text().split()
+            return (hub, int(pid)) if int(pid) in hubs(node.directory) else None
+        return None
+
+    return until(look) or ("", 0)
+
+
+def test_a_kill_under_load_loses_two_seconds_at_most_and_never_the_file(node: Node) -> None:
+    load = Load(node)
+    sure: list[tuple[int, list[int]]] = []
+    """Of each hub: the first number that only it can have got, and the last of each rank that must be recorded."""
+    try:
+        for _ in range(KILLS):
+            hub, pid = running_hub(node)
+            first = load.connected_from(hub)
+            until(Elapsed(2.8))
+            killed = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            sure.append((first, load.arrived(killed - LOST_AT_MOST)))
+            until(lambda pid=pid: pid not in hubs(node.directory))  # type: ignore[misc]
+        hub, pid = running_hub(node)
+        sure.append((load.connected_from(hub), load.arrived(time.monotonic())))
+    finally:
+        load.close()
+    os.kill(pid, signal.SIGTERM)
+    until(lambda: pid not in hubs(node.directory))
+    (entry,) = list_recordings()
+    heard = numbers_of(entry.path)
+    assert max(Counter(heard).values()) == 1, "each message once"
+    there = set(heard)
+    for first, arrived in sure:
+        missing = [
+            (rank, seq) for rank in range(RANKS) for seq in range(first, arrived[rank] + 1) if (rank, seq) not in there
+        ]
+        assert not missing, (missing[:5], sure)
+    assert sum(max(0, arrived[0] - first) for first, arrived in sure) > 5, "the test looked at something"
+    assert os.listdir(state_directory()) == [entry.path.name], "one finished file, no journal"
+    integrity(entry.path)
+
+
+def numbers_of(path: Path) -> list[tuple[int, int]]:
+    with Recording.open(path) as recording:
+        assert len(recording.rows("SELECT 1 FROM hubs")) == KILLS + 1
+        headers = [decode_header(item.header) for item in recording.items(-1.0, 1e12)]
+    return [(header.rank, header.seq) for header in headers if header.kind == "sample"]
+
+
+def integrity(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    connection.close()
+
+
+READ = """
+import os, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+for path in sys.argv[1:]:
+    try:
+        print(os.listdir(path) if os.path.isdir(path) else len(open(path, "rb").read()))
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_live_recording_is_listed_and_closed_to_other_users(node: Node) -> None:
+    publisher = node.connected(0, pid=os.getpid())
+    publisher.send(sample(5))
+
+    def live() -> Path | None:
+        pump(publisher)
+        return next((entry.path for entry in list_recordings() if entry.live and entry.steps == 5), None)
+
+    path = until(live)
+    assert path is not None
+    files = [name for name in state_directory().iterdir() if name.name.startswith(path.name)]
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    assert len(files) == 3, "the file, its journal and the journal's index"
+    # The test's own folder is closed too; that alone must not be what keeps others out.
+    os.chmod(state_directory().parent, 0o755)
+    places = [str(state_directory()), *map(str, files)]
+    done = subprocess.run([sys.executable, "-c", READ, *places], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == {"PermissionError"}
+    publisher.send(End(rank=0, how="exit", code=0))
+    pump(publisher)
