@@ -104,6 +104,22 @@ def test_clocks_that_are_minutes_apart_change_no_age(lab: Cluster, ahead: tuple[
         assert abs(link.since - nodes[0].hub.state.started) < 60
 
 
+def test_an_answer_that_lay_about_while_the_hub_was_stopped_is_as_old_as_it_is(lab: Cluster) -> None:
+    nodes = three(lab)
+    viewer = watched(lab, nodes[0])
+    lab.until(lambda: has(viewer, range(3)))
+    door = nodes[1].hub.nodes._door
+    assert door is not None
+    lab.until(lambda: door.viewers.deadline() is not None)  # the first node's question is open there
+    nodes[0].frozen = True
+    nodes[1].train(range(3, 4))
+    lab.skipped += 30
+    nodes[0].frozen = False
+    lab.until(lambda: has(viewer, range(4), range(2, 4)))
+    for rank in (2, 3):
+        assert [at for _, at in viewer.at[rank]] == pytest.approx(nodes[1].said[rank], abs=0.6)
+
+
 def test_a_node_that_comes_late_is_unseen_until_then(lab: Cluster) -> None:
     first, second = lab.node(0), lab.node(1)
     for node in (first, second):
