@@ -198,7 +198,7 @@ def test_without_colour_none_is_sent() -> None:
         ({"TERM": "emacs"}, {"plain": True}),
         ({"TERM": "xterm-256color"}, {"erases_in_colour": True, "modern": True}),
         ({"TERM": "xterm-256color", "STY": "1.pts"}, {"erases_in_colour": False, "modern": False}),
-        ({"TERM": "screen", "TMUX": "/tmp/x"}, {"erases_in_colour": True}),
+        ({"TERM": "screen", "TMUX": "/tmp/x"}, {"erases_in_colour": True, "relays": True}),
         ({"TERM": "screen-256color"}, {"erases_in_colour": False, "modern": False}),
         ({"TERM": "xterm-256color", "TERM_PROGRAM": "Apple_Terminal"}, {"modern": False}),
         ({"TERM": "linux"}, {"alternate": False, "modern": False}),

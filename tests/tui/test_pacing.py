@@ -20,6 +20,7 @@ from ranktop.tui.terminal.flow import (
     START,
     Flow,
 )
+from ranktop.tui.terminal.kind import link_limit
 
 
 def paced() -> tuple[FakeClock, Flow, Pacer]:
@@ -213,6 +214,21 @@ def test_a_link_that_is_dead_is_not_filled() -> None:
             sent += 1
         clock.advance(1.0)
     assert sent <= 3600 / (8 * LONG_TIMEOUT) + 4
+
+
+def test_a_link_that_somebody_named_is_not_given_more() -> None:
+    clock = FakeClock()
+    flow = Flow(clock, 10_000)
+    sent = 0
+    for _ in range(500):
+        while room := flow.room():
+            flow.answered(flow.sent(room))  # tmux has read it at once
+            sent += room
+        clock.advance(0.01)
+    assert 10_000 * 5 * 0.95 <= sent <= 10_000 * 6
+    assert [link_limit({"RANKTOP_LINK": text}) for text in ("", "x", "0", "-5", "5", "20000")] == [
+        None, None, None, None, 1000, 20_000,
+    ]  # fmt: skip
 
 
 def test_keys_open_the_way_when_an_answer_was_lost() -> None:

@@ -14,13 +14,16 @@ from ranktop.tui.terminal.flow import Flow
 REPEAT: Final = 0.04
 """Seconds between two frames while a key is held down."""
 
+SELDOM: Final = 0.12
+"""The same under tmux and screen: they answer themselves, so that nothing tells how slow the link behind them is."""
+
 
 class Pacer:
     """Decides when the next picture is drawn. Seconds, by an injected clock."""
 
-    def __init__(self, clock: Callable[[], float], flow: Flow, interval: float = 0.5) -> None:
+    def __init__(self, clock: Callable[[], float], flow: Flow, interval: float = 0.5, repeat: float = REPEAT) -> None:
         self._clock, self._flow = clock, flow
-        self.interval = interval
+        self.interval, self._repeat = interval, repeat
         self.asks = True
         """False for an output that is no terminal: every picture may be drawn."""
         self.behind = False
@@ -39,14 +42,14 @@ class Pacer:
         if not self.asks:
             return self.urgent or since >= self.interval
         if self.urgent:
-            return since >= REPEAT and self._flow.room() > 0
+            return since >= self._repeat and self._flow.room() > 0
         return since >= self.interval and not self.behind and self._flow.idle()
 
     def wait(self) -> float:
         """Return the seconds until a picture that is wanted at once may be drawn, as far as only time is needed."""
         if not self.urgent or not self.asks:
             return 0.0
-        return max(0.0, REPEAT - (self._clock() - self._drawn_at))
+        return max(0.0, self._repeat - (self._clock() - self._drawn_at))
 
     def drawn(self) -> None:
         """Note that a picture was drawn."""

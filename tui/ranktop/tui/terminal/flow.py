@@ -56,8 +56,12 @@ class Piece:
 class Flow:
     """The window of one terminal. Seconds, by an injected clock."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], limit: int | None = None) -> None:
+        """``limit``: bytes a second that somebody says the link takes, where the answers cannot tell."""
         self._clock = clock
+        self._limited = limit is not None
+        self._rate_of_tokens = limit or SILENT_RATE
+        self._burst = float(self._rate_of_tokens if limit else SILENT_BURST)
         self.window = START
         self._pieces: deque[Piece] = deque()
         self._answered: deque[int] = deque(maxlen=64)
@@ -65,7 +69,7 @@ class Flow:
         self._known = False
         """It has answered at least once."""
         self._unanswered = 0
-        self._tokens = float(SILENT_BURST)
+        self._tokens = self._burst
         self._filled = clock()
         self._quick = [float("inf"), float("inf")]
         """Quickest answers of this half minute and of the one before."""
@@ -91,7 +95,11 @@ class Flow:
         if self.silent:
             self._fill()
             return max(0, int(self._tokens))
-        return max(0, self.window - self.outstanding)
+        room = self.window - self.outstanding
+        if self._limited:
+            self._fill()
+            room = min(room, int(self._tokens))
+        return max(0, room)
 
     def idle(self) -> bool:
         """Tell whether nothing is on its way, as far as can be known."""
@@ -164,5 +172,5 @@ class Flow:
 
     def _fill(self) -> None:
         now = self._clock()
-        self._tokens = min(float(SILENT_BURST), self._tokens + (now - self._filled) * SILENT_RATE)
+        self._tokens = min(self._burst, self._tokens + (now - self._filled) * self._rate_of_tokens)
         self._filled = now

@@ -37,6 +37,8 @@ class Kind:
     attributes: frozenset[int] = _ALL
     """SGR 1 to 9 that it knows."""
     colours: bool = True
+    relays: bool = False
+    """It is a program (tmux, screen) that answers itself, whatever lies between it and the eyes."""
 
 
 _PLAIN: Final = Kind("plain", plain=True)
@@ -69,15 +71,21 @@ def kind_of(environment: Mapping[str, str] | None = None) -> Kind:
     if term in _BARE:
         return _PLAIN
     kind = next((kind for name, kind in _FAMILIES if term.startswith(name)), _UNSURE)
-    if kind is _SCREEN and environment.get("TMUX"):
+    if environment.get("TMUX"):
         # tmux calls itself screen where it is not told otherwise, and reads all that xterm does.
-        return _XTERM
-    if environment.get("STY") and kind in (_XTERM, _UNSURE):
-        # GNU screen under another's name: it erases in the terminal's own background.
-        return replace(kind, erases_in_colour=False, modern=False)
+        return replace(_XTERM if kind is _SCREEN else kind, relays=True)
+    if environment.get("STY"):
+        # GNU screen, maybe under another's name: it erases in the terminal's own background.
+        return replace(kind, erases_in_colour=False, modern=False, relays=True)
     if environment.get("TERM_PROGRAM") == "Apple_Terminal":
         return replace(kind, modern=False)
     return kind
+
+
+def link_limit(environment: Mapping[str, str] | None = None) -> int | None:
+    """Return the bytes a second that RANKTOP_LINK allows, None where it says nothing that makes sense."""
+    text = (os.environ if environment is None else environment).get("RANKTOP_LINK", "")
+    return max(1000, int(text)) if text.isascii() and text.isdigit() and int(text) else None
 
 
 def can_draw() -> bool:

@@ -13,11 +13,11 @@ from textual.app import App
 from textual.driver import Driver
 from textual.screen import Screen
 
-from ranktop.tui.pacing import Pacer
+from ranktop.tui.pacing import REPEAT, SELDOM, Pacer
 from ranktop.tui.terminal.canvas import Canvas
 from ranktop.tui.terminal.driver import TerminalDriver
 from ranktop.tui.terminal.flow import LEAST, TELLING, Flow
-from ranktop.tui.terminal.kind import kind_of
+from ranktop.tui.terminal.kind import kind_of, link_limit
 from ranktop.tui.terminal.pens import Pens
 
 QUESTION: Final = "\x1b[6n"
@@ -41,9 +41,9 @@ class PacedApp(App[int]):
 
     def __init__(self, *, interval: float = 0.5, ascii: bool = False) -> None:
         super().__init__(driver_class=TerminalDriver)
-        self.flow = Flow(time.monotonic)
-        self.pacer = Pacer(time.monotonic, self.flow, interval)
+        self.flow = Flow(time.monotonic, link_limit())
         kind = kind_of()
+        self.pacer = Pacer(time.monotonic, self.flow, interval, SELDOM if kind.relays else REPEAT)
         self.canvas = Canvas(kind, Pens(kind, self.console._color_system), ascii=ascii)
         self._settled_at = 0.0
         self._places: dict[tuple[int, int], int] = {}
