@@ -15,24 +15,31 @@ from ranktop.budget.plan import Ddp, Layout, Plan
 from ranktop.probes.reading import Collectives, GroupPosition, StepTimes
 from ranktop.wire.schema import Card, End, Job, Sample, Table
 
+B200 = 191_503_532_032
+"""Bytes of a GPU on which the replicated model fits."""
+
+
+def _on_b200(made: FakeJob) -> FakeJob:
+    device = made.device
+    made.device = lambda rank: replace(device(rank), name="NVIDIA B200", total=B200)
+    made.specs = {rank: replace(spec, total=B200, step_s=2.0) for rank, spec in made.specs.items()}
+    return made
+
 
 def fsdp2(ranks: int = 2) -> FakeJob:
-    """The usual job of a Llama on H100s, all ranks well."""
-    made = fsdp_job(ranks)
+    """A fine-tuning of a Llama on B200s, all ranks well."""
+    made = _on_b200(fsdp_job(ranks))
     made.job = Job(id="f5d9", name="llama-fsdp", world_size=ranks, launcher="torchrun")
     return made
 
 
 def ddp(ranks: int = 2) -> FakeJob:
     """The same model replicated: whole states on every rank."""
-    made = fsdp_job(ranks)
+    made = _on_b200(fsdp_job(ranks))
     whole = made.inventory.numel * 4
-    made.specs = {
-        rank: replace(spec, states=(whole, whole, 2 * whole), step_s=2.0, total=160 * GIB, cache=GIB)
-        for rank, spec in made.specs.items()
-    }
+    made.specs = {rank: replace(spec, states=(whole, whole, 2 * whole), cache=GIB) for rank, spec in made.specs.items()}
     plan = replace(
-        made.plan, strategy="ddp", layout=Layout(world_size=ranks, replicate=ranks), fsdp=None, ddp=Ddp(),
+        made.plan, strategy="ddp", layout=Layout(world_size=ranks, replicate=ranks), fsdp=None, ddp=Ddp(gradient_as_bucket_view=True),
     )  # fmt: skip
     made.plan = plan
     made.job = Job(id="d0d9", name="llama-ddp", world_size=ranks, launcher="torchrun")
