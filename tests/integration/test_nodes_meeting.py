@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch.distributed  # noqa: F401 (the meeting uses it only where the job has imported it)
+import torch.distributed
 
 from ranktop.agent.identity import Identity
 from ranktop.agent.meeting import LONGEST_PAUSE, SETTLED_PAUSE, Meeting, newest
@@ -24,7 +27,8 @@ SERVER = """
 import sys, time
 from datetime import timedelta
 from torch.distributed import TCPStore
-store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False)
+uv = sys.argv[1] == "uv"
+store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False, use_libuv=uv)
 print(store.port, flush=True)
 sys.stdin.read()
 """
@@ -33,11 +37,11 @@ sys.stdin.read()
 class Server:
     """A store in a process of its own."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, backend: str = "uv") -> None:
         self.log = log
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+                [sys.executable, "-c", SERVER, backend], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
             )
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
@@ -56,8 +60,8 @@ class Server:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    found = Server(tmp_path / "log")
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    found = Server(tmp_path / "log", getattr(request, "param", "uv"))
     yield found
     found.end()
 
@@ -87,6 +91,7 @@ def meet(meeting: Meeting) -> Doors | None:
     return meeting.take()
 
 
+@pytest.mark.parametrize("server", ["uv", "threads"], indirect=True)
 def test_every_node_is_told_of_every_door_and_of_nothing_twice(
     server: Server, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +114,15 @@ def test_every_node_is_told_of_every_door_and_of_nothing_twice(
     assert [one and [found.hub for found in one.doors] for one in news] == [["hub0", "new", "hub2"]] * 2
     assert capfd.readouterr().err == ""
     assert server.log.read_text() == ""
+    # It is what torch's own client finds.
+    client: Any = getattr(torch.distributed, "TCPStore")(  # noqa: B009 (not in the stubs)
+        "127.0.0.1", server.port, None, False, timedelta(seconds=60), wait_for_workers=False
+    )
+    store: Any = getattr(torch.distributed, "PrefixStore")(  # noqa: B009
+        "ranktop", client
+    )
+    assert store.add("changes", 0) == 4
+    assert [line["hub"] for line in map(json.loads, store.get("doors").splitlines())] == ["hub0", "hub1", "hub2", "new"]
 
 
 def test_a_store_that_hangs_or_dies_costs_no_line_and_no_hang(
@@ -134,6 +148,7 @@ def test_a_store_that_hangs_or_dies_costs_no_line_and_no_hang(
     server.end()
     with pytest.raises(StoreError, match="does not answer"):
         meeting.look()
+    meeting._failed("")
     meeting.start()
     deadline = time.monotonic() + 10
     while meeting.problem == "" and time.monotonic() < deadline:

@@ -228,3 +228,24 @@ def test_the_jobs_identity_follows_the_hub() -> None:
     snapshot = watched.session.snapshot()
     assert snapshot.job is not None
     assert (snapshot.job.id, snapshot.world_size) == ("of-the-first", 8)
+
+
+def test_ranks_that_join_an_elastic_job_are_not_missed_while_it_starts_anew() -> None:
+    clock = FakeClock()
+    session = Session(clock)
+    before, after = Job(id="j", name="job", world_size=2), Job(id="j", name="job", world_size=4)
+    session.feed([Reset(before, "h", False), *(message(rank, Card(job=before, rank=rank)) for rank in range(2))])
+    for step in range(1, 91):
+        clock.advance(1.0)
+        session.feed(samples(range(2), step))
+    session.feed([message(rank, End(rank=rank, how="signal", code=15)) for rank in range(2)])
+    clock.advance(5.0)
+    session.feed(
+        [message(0, Card(job=after, rank=0, pid=200), pid=200), message(0, Sample(rank=0, uptime=1.0), pid=200)]
+    )
+    snapshot = session.snapshot()
+    assert [view.state for view in snapshot.ranks] == ["starting", "killed", "missing", "missing"]
+    assert "missing" not in [finding.rule for finding in snapshot.findings]
+    clock.advance(70.0)
+    session.feed([message(0, Sample(rank=0, uptime=71.0), pid=200)])
+    assert "missing" in [finding.rule for finding in session.snapshot().findings]

@@ -27,8 +27,7 @@ EXIT_DEADLINE: Final = 1.2
 before the hub is up. Usually they are gone within a few milliseconds."""
 
 MEETING_DEADLINE: Final = 0.5
-"""Seconds that the end of the process waits for a talk with the job's store, which takes milliseconds where the
-network is sound: a thread that is in torch's code while the interpreter ends could abort the process."""
+"""Seconds that the end of the process waits for the thread that looks for other nodes; it ends in milliseconds."""
 
 
 class _Agent:

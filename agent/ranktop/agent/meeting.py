@@ -19,7 +19,7 @@ import msgspec
 
 from ranktop.agent.own_addresses import own_addresses
 from ranktop.agent.runner import one_line
-from ranktop.agent.store import Place, Store, StoreError, is_up, place, reach
+from ranktop.agent.store import Place, Store, StoreError, is_up, place
 from ranktop.wire.nodes import Door, Doors
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ class Meeting(threading.Thread):
         """End the thread; waits up to ``deadline`` seconds while it talks with the store."""
         self._stopping = True
         self._wake.set()
+        if (store := self._store) is not None:
+            store.interrupt()
         if self.is_alive():
             self.join(deadline)
 
@@ -116,6 +118,8 @@ class Meeting(threading.Thread):
                 self._failed(one_line(error)[:200])
             if not self._stopping:
                 self._wake.wait(self.pause())
+        if self._store is not None:
+            self._store.close()
 
     def pause(self) -> float:
         """Return the seconds to the next look: few at first, then many; never all nodes at once."""
@@ -131,12 +135,13 @@ class Meeting(threading.Thread):
         where = self._where()
         if where is None or not is_up(where):
             return
-        there, own = reach(where)
-        self._addresses = self._addresses or own_addresses(own, self._environ)
+        store = self._store
+        if store is None:
+            store = self._store = Store(where)
+            self._left, self._changes = None, -1  # it may be another one than the last
+            self._addresses = own_addresses(store.own_address, self._environ)
         if self._door is not None:
-            if self._store is None or self._store.address != there:
-                self._store = Store(there, where.port)
-            self._meet(self._store, self._door)
+            self._meet(store, self._door)
         self._failing_since, self.problem = None, ""
         self._tell()
 
@@ -150,8 +155,6 @@ class Meeting(threading.Thread):
 
     def _meet(self, store: Store, door: Door) -> None:
         changes = store.changes()
-        if changes < self._changes:  # another store
-            self._left = None
         if door != self._left:
             store.leave(_encode(door))
             self._left = door
@@ -178,7 +181,9 @@ class Meeting(threading.Thread):
             self._told_at = now
 
     def _failed(self, why: str) -> None:
-        self._store = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
         now = self._clock()
         self._failing_since = now if self._failing_since is None else self._failing_since
         if now - self._failing_since >= PATIENCE:

@@ -1,29 +1,45 @@
 """The job's own torchrun store: what nodes leave there for each other.
 
-torch's client logs a stack trace when it asks a server that has gone away, and waits for ever when the network has. So
-a plain socket asks first whether anybody is there, each time, and nothing is asked for that is not there already. The
-client is kept from one time to the next: where no resolver answers, torch logs a line for each new one.
+Spoken to over a plain socket with time-outs of its own, in the few words of the store's protocol that are needed.
+torch's client is no guest in a training process: it looks names up for seconds, waits without end for an answer, writes
+a stack of C++ to standard error when a job's store goes away, and may end the process when it comes back while the
+interpreter goes down. Where the server does not answer the greeting of today's torch, nothing more is said to it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import struct
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 CONNECT_SECONDS: Final = 2.0
-"""Longest time that a connection may take."""
+"""Longest time that a connection may take, to each address of the name."""
 
 MOST_BYTES: Final = 4 * 1024 * 1024
 """Of what the nodes have left: more is none of ours."""
 
-_PREFIX: Final = "ranktop"
-_ALL: Final = "doors"
-_COUNT: Final = "changes"
+ANSWER_SECONDS: Final = 20.0
+"""Longest time that an answer may take: a store looks the name of each new client up, and answers nobody meanwhile."""
+
+# ``torch/csrc/distributed/c10d/TCPStoreBackend.hpp``: a query is its number in a byte, then what it takes.
+# A greeting that is answered shows that they are still these: they have only ever been added to at the end.
+_VALIDATE: Final = 0
+_GET: Final = 3
+_ADD: Final = 4
+_APPEND: Final = 9
+_PING: Final = 13
+_MAGIC: Final = struct.pack("=I", 0x3C85F7CE)
+_LENGTH: Final = struct.Struct("=Q")
+_NUMBER: Final = struct.Struct("=q")
+
+_ALL: Final = b"/ranktop/doors"
+"""As ``PrefixStore("ranktop", TCPStore(...))`` would name it."""
+_COUNT: Final = b"/ranktop/changes"
 
 
 class StoreError(Exception):
@@ -63,59 +79,90 @@ def _is_port(text: str) -> bool:
 def is_up(where: Place) -> bool:
     """Tell whether the store can be there: the launcher has it from the start, a script by its process group."""
     distributed = sys.modules.get("torch.distributed")
-    if distributed is None or getattr(distributed, "TCPStore", None) is None:
-        return False
     initialized = getattr(distributed, "is_initialized", None)
     return where.early or (initialized is not None and bool(initialized()))
 
 
-def reach(where: Place) -> tuple[str, str]:
-    """Return (the store's IP address, the own one on the way to it); StoreError when nobody answers there."""
-    try:
-        with contextlib.closing(socket.create_connection((where.host, where.port), CONNECT_SECONDS)) as probe:
-            return str(probe.getpeername()[0]), str(probe.getsockname()[0])
-    except OSError as error:
-        raise StoreError(f"the job's store at {where} does not answer: {error.strerror or error}") from None
-
-
 class Store:
-    """A client of the store, for one thread. Every call may raise StoreError; it is of no use after that."""
+    """A connection to the store, for one thread. Every call may raise StoreError; it is of no use after that.
 
-    def __init__(self, address: str, port: int) -> None:
-        """``address``: an IP address that has just been reached; a name would be looked up, and its others logged."""
-        self.address = address
-        with _plainly():
-            distributed = sys.modules["torch.distributed"]
-            client = distributed.TCPStore(
-                address, port, is_master=False, timeout=timedelta(seconds=CONNECT_SECONDS), wait_for_workers=False
-            )
-            self._store: Any = distributed.PrefixStore(_PREFIX, client)
+    It is kept: each new one has the store look up a name.
+    """
+
+    def __init__(self, where: Place) -> None:
+        """Connect and greet."""
+        with _plainly(where):
+            self._socket = socket.create_connection((where.host, where.port), CONNECT_SECONDS)
+        self._where = where
+        self._socket.settimeout(ANSWER_SECONDS)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.own_address = str(self._socket.getsockname()[0])
+        """This node's, on the way to the store."""
+        try:
+            with _plainly(where):
+                nonce = os.urandom(4)
+                self._socket.sendall(bytes([_VALIDATE]) + _MAGIC + bytes([_PING]) + nonce)
+                if self._read(4) != nonce:
+                    raise StoreError(f"what answers at {where} does not speak as today's torch does")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._socket.close()
+
+    def interrupt(self) -> None:
+        """Have a call that waits in another thread fail at once."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def changes(self) -> int:
         """Return how often something was left there."""
-        with _plainly():
-            return int(self._store.add(_COUNT, 0))
+        return self._add(0)
 
     def leave(self, line: bytes) -> None:
         """Leave a line for the other nodes."""
-        with _plainly():
-            self._store.append(_ALL, line.decode() + "\n")
-            self._store.add(_COUNT, 1)
+        with _plainly(self._where):
+            self._socket.sendall(bytes([_APPEND]) + _text(_ALL) + _text(line + b"\n"))
+        self._add(1)
 
     def lines(self) -> list[bytes]:
         """Return all lines that were left, oldest first; only to be asked when there is at least one change."""
-        with _plainly():
-            return bytes(self._store.get(_ALL))[:MOST_BYTES].splitlines()
+        with _plainly(self._where):
+            self._socket.sendall(bytes([_GET]) + _text(_ALL))
+            (size,) = _LENGTH.unpack(self._read(_LENGTH.size))
+            if size > MOST_BYTES:
+                raise StoreError(f"{size} bytes of doors in the job's store are none of ours")
+            return self._read(size).splitlines()
+
+    def _add(self, number: int) -> int:
+        with _plainly(self._where):
+            self._socket.sendall(bytes([_ADD]) + _text(_COUNT) + _NUMBER.pack(number))
+            (count,) = _NUMBER.unpack(self._read(_NUMBER.size))
+            return int(count)
+
+    def _read(self, size: int) -> bytes:
+        found = bytearray()
+        while len(found) < size:
+            part = self._socket.recv(size - len(found))
+            if not part:
+                raise ConnectionError("it has closed the connection")
+            found += part
+        return bytes(found)
+
+
+def _text(text: bytes) -> bytes:
+    return _LENGTH.pack(len(text)) + text
 
 
 @contextlib.contextmanager
-def _plainly() -> Iterator[None]:
-    """Turn torch's errors, which carry a stack of C++, into one line."""
+def _plainly(where: Place) -> Iterator[None]:
+    """Turn the network's errors into one line."""
     try:
         yield
-    except RuntimeError as error:
-        text = str(error).strip().splitlines()
-        raise StoreError(f"the job's store failed: {text[0][:160] if text else type(error).__name__}") from None
+    except OSError as error:
+        raise StoreError(f"the job's store at {where} does not answer: {error.strerror or error}") from None
 
 
 def wanted(environ: Mapping[str, str]) -> bool:
