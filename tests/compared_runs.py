@@ -38,9 +38,8 @@ def ddp(ranks: int = 2) -> FakeJob:
     made = _on_b200(fsdp_job(ranks))
     whole = made.inventory.numel * 4
     made.specs = {rank: replace(spec, states=(whole, whole, 2 * whole), cache=GIB) for rank, spec in made.specs.items()}
-    plan = replace(
-        made.plan, strategy="ddp", layout=Layout(world_size=ranks, replicate=ranks), fsdp=None, ddp=Ddp(gradient_as_bucket_view=True),
-    )  # fmt: skip
+    layout = Layout(world_size=ranks, replicate=ranks)
+    plan = replace(made.plan, strategy="ddp", layout=layout, fsdp=None, ddp=Ddp(gradient_as_bucket_view=True))
     made.plan = plan
     made.job = Job(id="d0d9", name="llama-ddp", world_size=ranks, launcher="torchrun")
     return made
