@@ -19,7 +19,7 @@ import torch.distributed
 from ranktop.agent.identity import Identity
 from ranktop.agent.meeting import LONGEST_PAUSE, SETTLED_PAUSE, Meeting, newest
 from ranktop.agent.own_addresses import own_addresses
-from ranktop.agent.store import StoreError, is_up, place
+from ranktop.agent.store import StoreError, check_torch, is_up, place
 from ranktop.wire.nodes import Door, Doors
 from ranktop.wire.schema import Job
 
@@ -206,6 +206,17 @@ def test_where_the_store_is() -> None:
     assert (named.host, named.port, named.early) == ("fd00::1", 4000, True)
     for nonsense in ({}, {"MASTER_ADDR": "n1"}, {"MASTER_ADDR": "n1", "MASTER_PORT": "x"}, {"RANKTOP_STORE": "n1"}):
         assert place(nonsense) is None
+
+
+@pytest.mark.parametrize("version", ["2.3.1+cu121", "1.13.0", "", "2", "two.four"])
+def test_the_store_of_an_old_torch_is_left_alone(version: str) -> None:
+    with pytest.raises(StoreError, match=r"older than 2\.4"):
+        check_torch(version)
+
+
+@pytest.mark.parametrize("version", ["2.4.0", "2.13.0+cpu", "3.0.0a0+git1234", torch.__version__])
+def test_the_store_of_a_newer_torch_is_spoken_to(version: str) -> None:
+    check_torch(version)
 
 
 def test_own_addresses() -> None:

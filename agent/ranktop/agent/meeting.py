@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +20,7 @@ import msgspec
 
 from ranktop.agent.own_addresses import own_addresses
 from ranktop.agent.runner import one_line
-from ranktop.agent.store import Place, Store, StoreError, is_up, place
+from ranktop.agent.store import Place, Store, StoreError, check_torch, is_up, place
 from ranktop.wire.nodes import Door, Doors
 
 if TYPE_CHECKING:
@@ -137,6 +138,7 @@ class Meeting(threading.Thread):
             return
         store = self._store
         if store is None:
+            check_torch(str(getattr(sys.modules.get("torch"), "__version__", "")))
             store = self._store = Store(where)
             self._left, self._changes = None, -1  # it may be another one than the last
             self._addresses = own_addresses(store.own_address, self._environ)

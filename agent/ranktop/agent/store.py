@@ -28,6 +28,8 @@ ANSWER_SECONDS: Final = 20.0
 
 # ``torch/csrc/distributed/c10d/TCPStoreBackend.hpp``: a query is its number in a byte, then what it takes.
 # A greeting that is answered shows that they are still these: they have only ever been added to at the end.
+OLDEST_TORCH: Final = (2, 4)
+"""The first whose store answers it; to those long before, the same bytes mean something else."""
 _VALIDATE: Final = 0
 _GET: Final = 3
 _ADD: Final = 4
@@ -81,6 +83,14 @@ def is_up(where: Place) -> bool:
     distributed = sys.modules.get("torch.distributed")
     initialized = getattr(distributed, "is_initialized", None)
     return where.early or (initialized is not None and bool(initialized()))
+
+
+def check_torch(version: str) -> None:
+    """Raise StoreError for a torch whose store would take the greeting for something else: before 2.4."""
+    parts = version.split(".")
+    known = len(parts) > 1 and parts[0].isdigit() and parts[1].isdigit()
+    if not known or (int(parts[0]), int(parts[1])) < OLDEST_TORCH:
+        raise StoreError(f"torch {version[:20]} is older than 2.4, or not known")
 
 
 class Store:
