@@ -142,13 +142,18 @@ class Server:
         """Return the server's processes for its connections."""
         if self._process is None or self._process.poll() is not None:
             return []
-        return [child for child in psutil.Process(self._process.pid).children() if child.status() != "zombie"]
+        found = []
+        for child in psutil.Process(self._process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child)
+        return found
 
     def cut(self) -> None:
         """End every connection, as a dropped network does in the end; the server goes on."""
         for child in self.sessions():
-            for process in [child, *child.children(recursive=True)]:
-                with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for process in [*child.children(recursive=True), child]:
                     if "sshd" in process.name():
                         process.send_signal(signal.SIGKILL)
 

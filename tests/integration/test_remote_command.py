@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -270,8 +271,12 @@ def left(config: Path) -> list[str]:
     return [line for line in lines if line.startswith(("ssh ", "/usr/bin/ssh ")) and str(config) in line]
 
 
-def folders() -> set[Path]:
-    return set(Path("/tmp").glob("ranktop-ssh-*"))
+def folder_of(config: Path) -> Path:
+    """Return the private folder of the viewer that uses this configuration."""
+    (found,) = {match for line in left(config) if (match := re.search(r" -S (/tmp/ranktop-ssh-\w+)/c ", line))}
+    folder = Path(found[1])
+    assert folder.is_dir()
+    return folder
 
 
 def test_choosing_watching_losing_and_quitting(home_of: Server, node: Node) -> None:
@@ -281,7 +286,6 @@ def test_choosing_watching_losing_and_quitting(home_of: Server, node: Node) -> N
     other = Job(id="b2c3d4", name="other", world_size=1)
     second = Publisher(other, 0, os.getpid(), 0, job_directory(other.id))
     home_of.start()
-    before = folders()
     tty = None
     try:
         second.send(Card(job=other, rank=0, pid=os.getpid(), node="here"))
@@ -290,6 +294,7 @@ def test_choosing_watching_losing_and_quitting(home_of: Server, node: Node) -> N
         tty.until("several jobs on far: which one?", "other", "train")
         os.write(tty.fd, b"j\r")
         tty.until("far", "live", "train")
+        folder = folder_of(home_of.config)
         home_of.stop()
         tty.until("link lost", "refuses the connection")
         home_of.start()
@@ -299,7 +304,7 @@ def test_choosing_watching_losing_and_quitting(home_of: Server, node: Node) -> N
         assert tty.ended() == 0
         assert time.monotonic() - pressed < 3.0  # one of its own, the rest for a busy machine
         assert left(home_of.config) == []
-        assert folders() <= before
+        assert not folder.exists()
     finally:
         if tty is not None:
             tty.close()
@@ -320,7 +325,6 @@ def test_all_is_asked_once_before_the_dashboard_and_nothing_is_left_when_the_ter
     home_of.start()
     subprocess.run(["ssh-keygen", "-q", "-p", "-N", "open sesame", "-f", str(home_of.folder / "user")], check=True)
     (home_of.folder / "known").unlink()
-    before = folders()
     tty = Terminal("far", "-F", str(home_of.config))
     try:
         asked = tty.until("Are you sure you want to continue connecting")
@@ -329,10 +333,10 @@ def test_all_is_asked_once_before_the_dashboard_and_nothing_is_left_when_the_ter
         assert "\x1b[?1049h" not in asked
         os.write(tty.fd, b"open sesame\n")
         tty.until("live")
-        assert left(home_of.config)
+        folder = folder_of(home_of.config)
         tty.hang_up()
         assert tty.ended() is not None
-        until(lambda: not left(home_of.config) and folders() <= before)
+        until(lambda: not left(home_of.config) and not folder.exists())
     finally:
         tty.close()
 

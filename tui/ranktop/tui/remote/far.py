@@ -39,7 +39,9 @@ elif python3 -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("rank
   r() { python3 -m ranktop.tui.cli "$@"; }
 else
   r() { return 127; }
-  for d in "$RANKTOP_RUN_DIR" "$XDG_RUNTIME_DIR/ranktop" "/tmp/ranktop-$(id -u)" "/run/user/$(id -u)/ranktop"; do
+  u=$(id -u)
+  for d in "${RANKTOP_RUN_DIR:-$XDG_RUNTIME_DIR/ranktop}" "${RANKTOP_RUN_DIR:-/tmp/ranktop-$u}" \\
+    "${RANKTOP_RUN_DIR:-/run/user/$u/ranktop}"; do
     for f in "$d"/*/job.json; do
       [ -O "$d" ] && [ -O "$f" ] || continue
       p=$(sed -n 's/.*"hub_pid":\\([0-9][0-9]*\\).*/\\1/p' "$f" 2>/dev/null)
