@@ -112,15 +112,16 @@ class Recording:
         """Look again at a file that is being written; RecordingError."""
         with self.reading():
             self._meta = dict(self.rows("SELECT key, value FROM meta LIMIT 1000"))
-            self._clock = sorted(self.rows("SELECT t, wall FROM clock LIMIT 100000"))
+            self._clock = self.rows("SELECT t, wall FROM clock ORDER BY t LIMIT 100000")
             hubs = self.rows("SELECT host, boot, pid FROM hubs ORDER BY id DESC LIMIT 1")
         self._hub = hubs[0] if hubs else ("", "", 0)
         try:
             self.job = msgspec.json.decode(str(self._meta["job"]), type=Job)
         except (KeyError, msgspec.MsgspecError, RecursionError) as error:
             raise broken(error) from None
-        if not all(math.isfinite(value) for pair in self._clock for value in pair) or not self._clock:
-            raise RecordingError("the recording is damaged: it has no clock")
+        with self._guarded():
+            if not all(math.isfinite(value) for pair in self._clock for value in pair) or not self._clock:
+                raise RecordingError("the recording is damaged: it has no clock")
 
     # What it is of.
 
@@ -203,6 +204,10 @@ class Recording:
 
     def items(self, after: float, until: float) -> Iterator[Item]:
         """Return the messages with ``after < t <= until`` in order of ``t``; RecordingError."""
+        with self._guarded():
+            yield from self._items_between(after, until)
+
+    def _items_between(self, after: float, until: float) -> Iterator[Item]:
         start = after
         while start < until:
             stop = min(until, start + _WINDOW)
@@ -236,7 +241,8 @@ class Recording:
         """
         from ranktop.wire.recording_state import state_at
 
-        return state_at(self, t)
+        with self._guarded():
+            return state_at(self, t)
 
     # For recording_state.
 
@@ -346,7 +352,7 @@ class Recording:
     def _guarded(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OverflowError, ValueError) as error:
+        except (sqlite3.Error, OverflowError, ValueError, TypeError) as error:
             raise broken(error) from None
 
 

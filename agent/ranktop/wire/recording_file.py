@@ -136,7 +136,7 @@ def _inflate(data: bytes, limit: int) -> bytes:
     if len(raw) > limit:
         raise RecordingError(f"a part of the recording unpacks to more than {limit} bytes: refused")
     if not inflater.eof:
-        raise RecordingError("a part of the recording is cut off")
+        raise RecordingError("the recording is damaged: a part of it is cut off")
     return raw
 
 
@@ -164,7 +164,7 @@ def check_schema(connection: sqlite3.Connection) -> None:
             older = "upgrade ranktop here" if version > SCHEMA else "open it with the version that made it"
             raise RecordingError(f"the recording has schema {version}, this ranktop reads schema {SCHEMA}: {older}")
         found = connection.execute("SELECT name, sql FROM sqlite_master LIMIT 100").fetchall()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, ValueError, TypeError) as error:
         raise broken(error) from None
     expected = {**TABLES, **INDEXES}
     foreign = [name for name, sql in found if expected.get(name) != sql and name != "sqlite_sequence"]

@@ -124,6 +124,7 @@ class TrialRun:
             "RANKTOP_JOB_ID": JOB_ID,
             "RANKTOP_INTERVAL": "0.1",
             "RANKTOP_HUB_LINGER": "0",
+            "RANKTOP_RECORD": "off",
             "OMP_NUM_THREADS": "1",
         }
 
