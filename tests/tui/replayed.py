@@ -48,6 +48,7 @@ class Replayed(Dashboard):
 def played(recording: HandTape, clock: FakeClock, at: float | None = None) -> Player:
     """Return a player whose survey is through already and begins no thread."""
     player = Player(lambda: recording, at=at, real=clock, aside=False)
+    player.deck.work(10.0)
     player.survey.run()
     player.survey.start = lambda: None  # type: ignore[method-assign]
     return player

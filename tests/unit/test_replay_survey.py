@@ -9,7 +9,7 @@ import pytest
 from hand_tape import HandTape, tape
 
 from ranktop.tui.replay import survey as module
-from ranktop.tui.replay.spells import Spell, Watch, join
+from ranktop.tui.replay.spells import Spell, Watch, join, stories
 from ranktop.tui.replay.survey import Survey, by_change, parts, spread
 from ranktop.tui.session.findings.finding import Finding
 
@@ -131,3 +131,16 @@ def test_a_finding_that_flickers_is_one() -> None:
     assert [(one.first, one.last, one.severity) for one in watch.spells] == [(10, 25, "critical"), (90, 90, "warning")]
     parted = [Spell.of(warning, 0.0), Spell.of(warning, 15.0), Spell.of(warning, 60.0)]
     assert [(one.first, one.last) for one in join(parted)] == [(0, 15), (60, 60)]
+
+
+def test_a_note_that_becomes_a_warning_begins_as_one_then() -> None:
+    note = Finding(rule="restart", severity="info", ranks=(), sentence="started anew")
+    warning = Finding(rule="restart", severity="warning", ranks=(), sentence="started anew")
+    watch = Watch()
+    for at, finding in ((10.0, note), (11.0, note), (12.0, warning), (13.0, warning)):
+        watch.note([finding], at)
+    assert [(one.severity, one.first, one.last) for one in join(watch.spells)] == [
+        ("info", 10, 11),
+        ("warning", 12, 13),
+    ]
+    assert [(one.first, one.last) for one in stories(join(watch.spells))] == [(12, 13)]

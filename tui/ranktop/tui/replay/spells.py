@@ -35,6 +35,11 @@ class Spell:
     rough: bool = False
     """It began somewhere before: nobody has looked in between."""
 
+    @property
+    def same(self) -> tuple[Key, bool]:
+        """What makes it one with an earlier one: a note that becomes a warning begins anew."""
+        return self.key, self.severity == "info"
+
     @classmethod
     def of(cls, finding: Finding, at: float) -> Spell:
         """Return a finding as seen at one time."""
@@ -49,7 +54,7 @@ class Spell:
         )  # fmt: skip
 
 
-def join(spells: Iterable[Spell], by: Callable[[Spell], object] = attrgetter("key")) -> tuple[Spell, ...]:
+def join(spells: Iterable[Spell], by: Callable[[Spell], object] = attrgetter("same")) -> tuple[Spell, ...]:
     """Return them by ``first``, those that are the same ``by`` something and meet as one."""
     found: list[Spell] = []
     newest: dict[object, int] = {}
@@ -73,16 +78,17 @@ class Watch:
     """Notes the findings of one look after the other."""
 
     spells: list[Spell] = field(default_factory=list)
-    _newest: dict[Key, int] = field(default_factory=dict)
+    _newest: dict[object, int] = field(default_factory=dict)
 
     def note(self, findings: Iterable[Finding], at: float) -> None:
         """Take what was found at ``at``; times rise."""
         for finding in findings:
-            spell, place = Spell.of(finding, at), self._newest.get(finding.key)
+            spell = Spell.of(finding, at)
+            place = self._newest.get(spell.same)
             if place is not None and at - self.spells[place].last <= FLICKER:
                 self.spells[place] = self.spells[place].joined(spell)
             else:
-                self._newest[finding.key] = len(self.spells)
+                self._newest[spell.same] = len(self.spells)
                 self.spells.append(spell)
 
 

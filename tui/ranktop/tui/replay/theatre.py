@@ -41,6 +41,7 @@ class Theatre:
         self._spent = 0.0
         self._going = False
         self._surveyed = False
+        self._failed = False
 
     @property
     def on(self) -> bool:
@@ -106,6 +107,7 @@ class Theatre:
         except Exception as error:  # a damaged recording: told, and the picture stays
             app.report(error)
             player.deck.head.pause()
+            self._failed = True
             return
         self._spent += app.clock() - began
         if there and not self._surveyed:
@@ -150,9 +152,14 @@ class Theatre:
         except Exception as error:  # as above
             self._app.report(error)
             return
+        self._failed = False
         if not self._going:
             self._go()
-        screen.say(said)
+        if self._failed:
+            screen.notice_until = 0.0  # what went wrong stands there then
+            screen.hurry()
+        else:
+            screen.say(said)
 
     def _turn(self, screen: LiveScreen) -> None:
         """From live to the recording, or back."""
