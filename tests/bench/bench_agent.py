@@ -114,6 +114,7 @@ def whole_process(step_ms: float, runs: int, steps: int) -> list[float]:
         with open(path, "w") as file:
             file.write(script)
         env = {**os.environ, "RANKTOP_RUN_DIR": os.path.join(folder, "run"), "RANKTOP_HUB_LINGER": "1"}
+        env["RANKTOP_STATE_DIR"] = os.path.join(folder, "state")
         for index in range(runs):
             seconds: dict[bool, float] = {}
             for agent in (True, False) if index % 2 == 0 else (False, True):
@@ -133,6 +134,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["RANKTOP_RUN_DIR"] = os.path.join(folder, "run")
+        os.environ["RANKTOP_STATE_DIR"] = os.path.join(folder, "state")
         os.environ["RANKTOP_HUB_LINGER"] = "30"
         for step_ms, block in ((1.0, 800), (10.0, 100), (100.0, 12)):
             rows.append({"what": "blocks in one process", **alternate(step_ms, options.pairs, block)})

@@ -146,7 +146,9 @@ def main() -> None:
     for tensors in options.tensors:
         for kind in ("host", "nvml"):
             with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-                os.environ.update(RANKTOP_RUN_DIR=f"{folder}/run", RANKTOP_HUB_LINGER="0")
+                os.environ.update(
+                    RANKTOP_RUN_DIR=f"{folder}/run", RANKTOP_STATE_DIR=f"{folder}/state", RANKTOP_HUB_LINGER="0"
+                )
                 stub: NvmlStub | None = None
                 environment = {"RANKTOP_DEVICE": "host"}
                 if kind == "nvml":

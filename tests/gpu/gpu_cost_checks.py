@@ -153,7 +153,7 @@ def overhead(
     model, optimizer, step = make_step(device, ms)
     medians: dict[bool, list[float]] = {True: [], False: []}
     with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(RANKTOP_RUN_DIR=os.path.join(folder, "run"), RANKTOP_HUB_LINGER="1")
+        os.environ.update(RANKTOP_RUN_DIR=os.path.join(folder, "run"), RANKTOP_HUB_LINGER="1", RANKTOP_RECORD="off")
         for index in range(pairs):
             for attached in (True, False) if index % 2 == 0 else (False, True):
                 if attached:

@@ -141,6 +141,7 @@ def whole_pipe(uuid: str | None) -> list[Check]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "train.py").write_text(TRAIN)
         environment = {**os.environ, "RANKTOP_RUN_DIR": str(Path(folder) / "run"), "RANKTOP_HUB_LINGER": "1"}
+        environment["RANKTOP_STATE_DIR"] = str(Path(folder) / "state")
         job = subprocess.Popen(
             [sys.executable, "-m", "ranktop.agent", "train.py"], cwd=folder, env=environment, stderr=subprocess.DEVNULL
         )

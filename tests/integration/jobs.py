@@ -27,6 +27,7 @@ def environment(directory: Path, **extra: str) -> dict[str, str]:
     env = {**os.environ, "RANKTOP_INTERVAL": "0.2", "OMP_NUM_THREADS": "1", **extra}
     env.setdefault("RANKTOP_HUB_LINGER", "20")
     env["RANKTOP_RUN_DIR"] = str(directory / "run")
+    env.setdefault("RANKTOP_STATE_DIR", str(directory / "state"))
     return env
 
 
