@@ -27,7 +27,7 @@ def run_jobs(worker: str, jobs: Mapping[int, Path], timeout: float, also: str = 
     modules = f"{worker},{also}" if also and importlib.util.find_spec(also) else worker
     finished = subprocess.run(
         [sys.executable, __file__, modules, *(f"{ranks}={folder}" for ranks, folder in jobs.items())],
-        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -81,8 +81,11 @@ def job(ranks: int, folder: str, worker: Any) -> bool:
 def main() -> None:
     """Import the worker and run its jobs, one after the other."""
     names, *jobs = sys.argv[1:]
-    # The first optimizer of every rank would import torch._dynamo.
-    worker, *_ = [importlib.import_module(name) for name in (*names.split(","), "torch._dynamo")]
+    worker, *_ = [importlib.import_module(name) for name in names.split(",")]
+    # What the first optimizer, and DeepSpeed's first engine with all of torch._inductor, would import in every rank.
+    importlib.import_module("torch._dynamo")
+    if "deepspeed" in sys.modules:
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     gc.collect()
     gc.freeze()
     for one in jobs:
