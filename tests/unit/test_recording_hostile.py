@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hub_talk import JOB
+from hub_talk import JOB, read
 from made_recording import items_of, record
 
+from ranktop.budget.terms import Memory
 from ranktop.wire.recording import Recording
 from ranktop.wire.recording_file import MAX_UNPACKED, RecordingError
 from ranktop.wire.recording_place import check, filesystem, journal_for, prepare
@@ -182,3 +183,16 @@ def test_the_journal_follows_the_disk(tmp_path: Path, monkeypatch: pytest.Monkey
     for kind, journal in (("nfs4", "TRUNCATE"), ("fuse.sshfs", "TRUNCATE"), ("xfs", "WAL"), ("", "WAL")):
         monkeypatch.setattr("ranktop.wire.recording_place.filesystem", lambda path, kind=kind: kind)
         assert journal_for(tmp_path) == journal
+
+
+@pytest.mark.parametrize("absurd", [
+    Sample(rank=0, step=2**64 - 1),
+    Sample(rank=0, step=5, now=Memory(parameters=2**64 - 1, gradients=2**63, optimizer=2**62)),
+])  # fmt: skip
+def test_absurd_numbers_of_one_rank_cost_no_recording(tmp_path: Path, absurd: Sample) -> None:
+    told = [(float(t), rank, absurd if rank == 0 else Sample(rank=1, step=t)) for t in range(1, 80) for rank in (0, 1)]
+    path = record(JOB, items_of(told), path=tmp_path / "a.ranktop")
+    with Recording.open(path) as recording:
+        assert recording.finished
+        assert len(list(recording.items(0.0, 80.0))) == len(told)
+        assert [read(item)[0].kind for item in recording.state_at(79.0)].count("history") == 2

@@ -11,6 +11,7 @@ from itertools import chain
 from math import ceil
 from typing import Final
 
+from ranktop.wire.points import LARGEST
 from ranktop.wire.schema import Point
 
 HISTORY_SECONDS: Final = 1800.0
@@ -23,7 +24,6 @@ _JITTER: Final = 0.1
 
 _WIDTH: Final = len(Point.__struct_fields__)
 _UNKNOWN: Final = math.nan
-_LARGEST: Final = 2**63 - 1
 
 
 class PointRing:
@@ -135,5 +135,4 @@ def _known(value: float) -> float | None:
 
 
 def _whole(value: float) -> int | None:
-    # A sum of absurd values still has to fit into an integer of the wire.
-    return None if value != value else max(-_LARGEST, min(int(value), _LARGEST))
+    return None if value != value else max(-LARGEST, min(int(value), LARGEST))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ranktop.budget.terms import Memory
 from ranktop.wire.schema import Point, Sample
+
+LARGEST: Final = 2**63 - 1
+"""The largest integer that SQLite takes; a sum of absurd values still has to fit into a message and a recording."""
 
 
 def point_of(sample: Sample, t: float) -> Point:
@@ -51,4 +56,4 @@ def _tensors(memory: Memory) -> int | None:
 
 def _sum(*parts: int | None) -> int | None:
     known = [part for part in parts if part is not None]
-    return sum(known) if known else None
+    return max(-LARGEST, min(sum(known), LARGEST)) if known else None

@@ -9,6 +9,7 @@ import msgspec
 
 from ranktop.wire.codec import WireError, decode_body, decode_header, encode_body
 from ranktop.wire.nodes import Nodes
+from ranktop.wire.points import LARGEST
 from ranktop.wire.recording_file import FULL_RATE_RANKS, ORDINARY, Points, pack_body
 from ranktop.wire.schema import Header, History, Item, Mark
 
@@ -174,7 +175,7 @@ class Intake:
         self._passed.pop(key, None)
         self._taken.samples.append(item)
         if key[1] == "sample":
-            self.steps = max(self.steps, _tell(item.body).step)
+            self.steps = max(self.steps, min(_tell(item.body).step, LARGEST))
 
     def _keep_passed(self, rank: int) -> None:
         """Keep the newest messages of a rank to which something happens, also where few are kept."""
