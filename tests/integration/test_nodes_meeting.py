@@ -219,6 +219,12 @@ def test_the_store_of_a_newer_torch_is_spoken_to(version: str) -> None:
     check_torch(version)
 
 
+def test_of_an_interface_that_is_named_no_link_local_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    has = {"ib0": ["10.1.2.3", "fe80::1", "fd00::3"], "eth0": ["192.0.2.9"]}
+    monkeypatch.setattr("ranktop.agent.own_addresses._by_interface", lambda: has)
+    assert own_addresses("192.0.2.7", {"RANKTOP_HUB_ADDRESS": "ib0"}) == ("10.1.2.3", "fd00::3")
+
+
 def test_own_addresses() -> None:
     found = own_addresses("192.0.2.7", {})
     assert found[0] == "192.0.2.7"

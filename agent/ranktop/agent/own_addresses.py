@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 from collections.abc import Mapping
@@ -23,8 +24,10 @@ def own_addresses(towards_store: str, environ: Mapping[str, str]) -> tuple[str, 
     interfaces = _by_interface()
     if named:
         found: list[str] = []
-        for part in named.split(","):
-            found += interfaces.get(part.strip()) or _resolved(part.strip())
+        for part in map(str.strip, named.split(",")):
+            # A link-local address means nothing on another node, where each try at one would cost seconds.
+            of_interface = interfaces.get(part)
+            found += _resolved(part) if of_interface is None else [one for one in of_interface if not _link_local(one)]
         return tuple(dict.fromkeys(found))[:MOST]
     # Gloo and NCCL are told which interface the nodes talk by: the others may lead elsewhere.
     preferred = [
@@ -75,3 +78,9 @@ def _usable(address: str) -> bool:
     except ValueError:
         return False
     return not (number.is_loopback or number.is_link_local or number.is_unspecified or number.is_multicast)
+
+
+def _link_local(address: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(address).is_link_local
+    return False
