@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fake_job import FakeClock
 
@@ -181,6 +183,23 @@ def test_a_node_whose_ranks_have_ended_is_not_missed() -> None:
     watched.go_on(30, range(4))
     assert watched.states() == ["ok"] * 4 + ["ended"] * 2
     assert "node" not in watched.rules()
+
+
+@pytest.mark.parametrize(("heard_after", "told"), [(-2.0, True), (2.0, True), (20.0, False)])
+def test_a_node_whose_loss_broke_the_job_is_told_when_the_job_is_over_too(heard_after: float, told: bool) -> None:
+    watched = Watched()
+    watched.go_on(30)
+    gone = "RuntimeError: Connection closed by peer [10.0.0.3]:4000"
+    ends = [End(rank=rank, how="exception", code=1, detail=gone) for rank in range(4)]
+    broke = watched.clock()
+    watched.clock.advance(max(0.0, heard_after))
+    watched.session.feed([message(end.rank, end, age=watched.clock() - broke) for end in ends])
+    lost = links("here", "linked", "lost")
+    watched.session.feed([replace(lost, age=watched.clock() - broke - heard_after)])
+    watched.clock.advance(60.0)
+    snapshot = watched.session.snapshot()
+    assert snapshot.state == "ended"
+    assert [finding.rule for finding in snapshot.findings] == (["node"] if told else ["death"])
 
 
 def test_two_nodes_of_one_name_are_two_and_their_process_ids_are_not_mixed_up() -> None:

@@ -9,11 +9,14 @@ from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.nodes import NodeView
-from ranktop.tui.session.rank import GONE
+from ranktop.tui.session.rank import GONE, end_state
 from ranktop.tui.view.text import duration, plain
 
 PATIENCE: Final = 30.0
 """Seconds in which a node that never answered may still do so: it may not have joined yet."""
+
+TOGETHER: Final = 3.0
+"""Seconds: a node that was heard of for no longer than that after the first rank broke may be why it did."""
 
 NAMED: Final = 4
 """Nodes that are named."""
@@ -27,7 +30,9 @@ _ADVICE: Final = (
 def node(scene: Scene) -> Iterable[Finding]:
     """Find the nodes that cannot be reached, all of them in one finding."""
     away = [view for view in scene.snapshot.nodes if _counts(view, scene)]
-    if not away or scene.snapshot.state == "ended":
+    if scene.snapshot.state == "ended":
+        away = _before_it_broke(away, scene)
+    if not away:
         return
     since = min(view.since for view in away)
     ranks = tuple(sorted({rank for view in away for rank in view.ranks}))
@@ -51,6 +56,13 @@ def _counts(view: NodeView, scene: Scene) -> bool:
         return not view.asking and scene.now - view.since >= PATIENCE
     ranks = [scene.snapshot.rank(rank) for rank in view.ranks]
     return view.state == "lost" and not (ranks and all(one is not None and one.state in GONE for one in ranks))
+
+
+def _before_it_broke(away: Sequence[NodeView], scene: Scene) -> list[NodeView]:
+    """Return the nodes that were lost before the job broke: of a job that is over the others are not missed."""
+    broke = [view.ended for view in scene.snapshot.ranks if view.end is not None and end_state(view.end) != "ended"]
+    first = min((at for at in broke if at is not None), default=None)
+    return [view for view in away if first is not None and view.state == "lost" and view.since <= first + TOGETHER]
 
 
 def _sentence(away: Sequence[NodeView], now: float) -> str:
