@@ -24,8 +24,10 @@ from ranktop.wire.recording_file import (
     STEPS,
     Points,
     RecordingError,
+    bounded,
     broken,
     check_schema,
+    items_size,
     silence_schema,
     unpack_body,
     unpack_items,
@@ -42,6 +44,7 @@ _OFTEN: Final = 0.5
 """Seconds; a smaller spacing leaves nothing out of what comes once a second."""
 _POINT_CHUNKS: Final = 64
 _CACHE_BYTES: Final = 64 * 1024 * 1024
+_CACHE_POINTS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class Recording:
         self._items: OrderedDict[int, list[Item]] = OrderedDict()
         self._by_life: OrderedDict[int, dict[tuple[int, int, int], list[tuple[str, Item]]]] = OrderedDict()
         self._points: OrderedDict[int, list[Points]] = OrderedDict()
-        self._held = 0
+        self._held = self._points_held = 0
         self.job = Job(id="", name="", world_size=0)
         self.refresh()
 
@@ -280,9 +283,9 @@ class Recording:
         items = unpack_items(self._data(chunk))
         items.sort(key=lambda item: (item.t, item.number))
         self._items[chunk.id] = items
-        self._held += _size(items)
+        self._held += items_size(items)
         while self._held > _CACHE_BYTES and len(self._items) > 1:
-            self._held -= _size(self._items.popitem(last=False)[1])
+            self._held -= items_size(self._items.popitem(last=False)[1])
         return items
 
     def chunk_lives(self, chunk: Chunk) -> dict[tuple[int, int, int], list[tuple[str, Item]]]:
@@ -303,15 +306,21 @@ class Recording:
     def unmerged(self) -> list[Item]:
         """Return the messages of which no points have been stored yet: those of the last minute or so."""
         chunks = self.chunks("samples", -math.inf, math.inf, most_level=0)
-        return [item for chunk in chunks for item in self.chunk_items(chunk)]
+        found: list[Item] = []
+        size = 0
+        for chunk in chunks:
+            found += self.chunk_items(chunk)
+            size = bounded(size + items_size(self.chunk_items(chunk)))
+        return found
 
     def chunk_points(self, chunk: Chunk) -> list[Points]:
         """Return a chunk's points."""
         known = self._points.get(chunk.id)
         if known is None:
             known = self._points[chunk.id] = unpack_points(self._data(chunk))
-            while len(self._points) > _POINT_CHUNKS:
-                self._points.popitem(last=False)
+            self._points_held += _count(known)
+            while len(self._points) > 1 and (len(self._points) > _POINT_CHUNKS or self._points_held > _CACHE_POINTS):
+                self._points_held -= _count(self._points.popitem(last=False)[1])
         self._points.move_to_end(chunk.id)
         return known
 
@@ -324,14 +333,19 @@ class Recording:
 
     def _between(self, after: float, until: float) -> list[Item]:
         found: list[Item] = []
+        size = 0
         for chunk in self.chunks("samples", after, until):
             items = self.chunk_items(chunk)
             first = bisect.bisect_right(items, after, key=lambda item: item.t)
-            found += items[first : bisect.bisect_right(items, until, key=lambda item: item.t)]
-        rows = self.rows(
-            "SELECT number, t, header, body FROM events WHERE t > ? AND t <= ? LIMIT 1000000", (after, until)
-        )
-        found += map(_event, rows)
+            part = items[first : bisect.bisect_right(items, until, key=lambda item: item.t)]
+            found += part
+            size = bounded(size + items_size(part))
+        # Row by row: a crafted file may tell of far more bytes than it has.
+        query = "SELECT number, t, header, body FROM events WHERE t > ? AND t <= ? LIMIT 1000000"
+        for row in self._connection.execute(query, (after, until)):
+            event = _event(row)
+            found.append(event)
+            size = bounded(size + items_size([event]))
         found.sort(key=lambda item: (item.t, item.number))
         return found
 
@@ -363,5 +377,5 @@ def _event(row: tuple[Any, ...]) -> Item:
     return Item(number, t, header, unpack_body(body))
 
 
-def _size(items: list[Item]) -> int:
-    return sum(len(item.header) + len(item.body) + 200 for item in items)
+def _count(parts: list[Points]) -> int:
+    return sum(len(part.points) for part in parts)

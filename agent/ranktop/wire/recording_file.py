@@ -60,6 +60,9 @@ CHUNK_BYTES: Final = 4 * 1024 * 1024
 MAX_UNPACKED: Final = CHUNK_BYTES + 2 * MAX_MESSAGE + 1024 * 1024
 """Bytes; a chunk that unpacks to more is refused."""
 
+MOST_AT_ONCE: Final = 512 * 1024 * 1024
+"""Bytes of memory that the messages of one look may take: a small file may unpack to any size."""
+
 FULL_RATE_RANKS: Final = 256
 """Samples a second that are recorded of a job in all, about: a rank's are kept so that they are 0.9 * world_size / 256
 seconds apart on average; up to so many ranks, each that comes once a second is."""
@@ -140,6 +143,18 @@ def _inflate(data: bytes, limit: int) -> bytes:
     return raw
 
 
+def items_size(items: list[Item]) -> int:
+    """Return the bytes of memory that items take, roughly."""
+    return sum(len(item.header) + len(item.body) + 200 for item in items)
+
+
+def bounded(size: int) -> int:
+    """Return the size; RecordingError where it is more than one look may take."""
+    if size > MOST_AT_ONCE:
+        raise RecordingError(f"a minute of the recording unpacks to more than {MOST_AT_ONCE >> 20} MiB: refused")
+    return size
+
+
 def broken(error: Exception) -> RecordingError:
     """Return what is raised when a part of a file can't be read."""
     if isinstance(error, sqlite3.OperationalError) and "lock" in str(error):
@@ -166,7 +181,7 @@ def check_schema(connection: sqlite3.Connection) -> None:
         found = connection.execute("SELECT name, sql FROM sqlite_master LIMIT 100").fetchall()
     except (sqlite3.Error, ValueError, TypeError) as error:
         raise broken(error) from None
-    expected = {**TABLES, **INDEXES}
-    foreign = [name for name, sql in found if expected.get(name) != sql and name != "sqlite_sequence"]
+    expected = {**TABLES, **INDEXES, "sqlite_sequence": "CREATE TABLE sqlite_sequence(name,seq)"}
+    foreign = [name for name, sql in found if expected.get(name) != sql]
     if foreign or not expected.keys() <= {name for name, _ in found}:
         raise RecordingError("the recording's tables are not those that ranktop makes: refused")

@@ -10,7 +10,7 @@ import msgspec
 
 from ranktop.wire.codec import WireError, decode_body, decode_header, encode_body, encode_header
 from ranktop.wire.points import point_of
-from ranktop.wire.recording_file import FULL_RATE_RANKS, unpack_body
+from ranktop.wire.recording_file import FULL_RATE_RANKS, RecordingError, bounded, items_size, unpack_body
 from ranktop.wire.schema import Header, History, Item, Mark, Point, Sample
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ SAMPLES_BEFORE_A_BOX: Final = 120
 MARKS: Final = 32
 _SHOWN_BYTES: Final = 8 * 1024 * 1024
 _BOXES_BYTES: Final = 16 * 1024 * 1024
+_MOST_LIVES: Final = 500_000
+_MOST_POINTS: Final = 2_000_000
 _LOOK_BACK: Final = (180.0, 1800.0, 4 * 3600.0, 48 * 3600.0)
 """Seconds: the next is tried for ranks of which the one before has no sample, as where only an hour's last is kept."""
 
@@ -82,7 +84,10 @@ def state_at(recording: Recording, t: float) -> Iterator[Item]:
 
 def _lives(recording: Recording, t: float) -> dict[int, list[_Life]]:
     lives: dict[int, list[_Life]] = {}
-    rows = recording.rows("SELECT rank, pid, restart, began FROM lives WHERE began <= ? ORDER BY number", (t,))
+    query = "SELECT rank, pid, restart, began FROM lives WHERE began <= ? ORDER BY number LIMIT ?"
+    rows = recording.rows(query, (t, _MOST_LIVES + 1))
+    if len(rows) > _MOST_LIVES:
+        raise RecordingError(f"the recording tells of more than {_MOST_LIVES} processes: refused")
     for rank, pid, restart, began in rows:
         lives.setdefault(rank, []).append(_Life((rank, pid, restart), began))
     return dict(sorted(lives.items()))
@@ -94,7 +99,8 @@ def _events(recording: Recording, t: float, lives: dict[int, list[_Life]]) -> tu
     marks: list[Item] = []
     nodes: list[Item] = []
     # Bodies are fetched for what is used only.
-    rows = recording.rows("SELECT number, t, kind, rank, header FROM events WHERE t <= ? ORDER BY t, number", (t,))
+    query = "SELECT number, t, kind, rank, header FROM events WHERE t <= ? ORDER BY t DESC, number DESC LIMIT 1000000"
+    rows = reversed(recording.rows(query, (t,)))
     for number, when, kind, rank, head in rows:
         item = Item(number, when, head, b"")
         if rank < 0:
@@ -160,13 +166,16 @@ def _look_back(recording: Recording, group: list[_Life], t: float, count: dict[L
             return
         chunks = recording.chunks("samples", latest - span, latest)
         found: dict[LifeKey, list[tuple[str, Item]]] = {}
+        size = 0
         for chunk in sorted(chunks, key=lambda chunk: -chunk.last):
             if all(_enough(found.get(key, []), count[key], chunk.last) for key in missing):
                 break
             for key, items in recording.chunk_lives(chunk).items():
                 if key in missing:
                     until = missing[key].until(t)
-                    found.setdefault(key, []).extend(told for told in items if told[1].t <= until)
+                    before = [told for told in items if told[1].t <= until]
+                    found.setdefault(key, []).extend(before)
+                    size = bounded(size + items_size([item for _, item in before]))
         for key, items in found.items():
             life = missing[key]
             items.sort(key=lambda told: (told[1].t, told[1].number))
@@ -196,6 +205,7 @@ def newest(items: list[Item], count: int, room: int) -> list[Item]:
 def _histories(recording: Recording, t: float, lives: dict[int, _Life]) -> dict[int, list[Point]]:
     """Return the points of each rank in the half hour and a bit before it was last heard of."""
     found: dict[int, list[Point]] = {}
+    count = 0
     # Those that have long been silent are looked for together.
     groups: dict[int, list[int]] = {}
     for rank, life in lives.items():
@@ -208,6 +218,9 @@ def _histories(recording: Recording, t: float, lives: dict[int, _Life]) -> dict[
             for part in recording.chunk_points(chunk):
                 if part.rank in wanted:
                     found.setdefault(part.rank, []).extend(point for point in part.points if point.t <= t)
+                    count += len(part.points)
+            if count > _MOST_POINTS:
+                raise RecordingError(f"half an hour of the recording has more than {_MOST_POINTS} points: refused")
     for points in found.values():
         points.sort(key=lambda point: point.t)
     spacing = point_spacing(recording.job.world_size)

@@ -143,7 +143,7 @@ def read_listing(answer: bytes, code: int, said: str, ssh: Ssh, here: str) -> Li
         if theirs != ours or isinstance(theirs, bool):
             known = isinstance(theirs, int)
             older = not isinstance(theirs, int) or theirs < ours
-            tells = f"{what} {theirs}" if known else f"no {what}"
+            tells = f"{what} {theirs}"[:60] if known and abs(theirs) < 1 << 63 else f"no {what}"
             raise FarError(
                 f"ranktop on {where} is {version} ({tells}), here {here} ({what} {ours}): "
                 + (f"{where} is older: upgrade ranktop there" if older else "this side is older: upgrade ranktop here"),
@@ -154,9 +154,9 @@ def read_listing(answer: bytes, code: int, said: str, ssh: Ssh, here: str) -> Li
     jobs, sizes = [], {}
     listed = told.get("jobs")
     for entry in listed[:MOST_JOBS] if isinstance(listed, list) else []:
-        if not isinstance(entry, dict) or not _WORD.fullmatch(str(entry.get("id"))):
+        if not isinstance(entry, dict) or not isinstance(entry.get("id"), str) or not _WORD.fullmatch(entry["id"]):
             continue
-        if type(size := entry.get("bytes")) is int:
+        if type(size := entry.get("bytes")) is int and 0 <= size < 1 << 63:
             sizes[entry["id"]] = size
         if entry.get("state") in ("running", "ended"):
             job = _entry(entry)
@@ -174,6 +174,8 @@ def _entry(told: dict[str, Any]) -> JobEntry | None:
     """Return a live job, its ``directory`` the far one; None where the path of its socket cannot be used."""
     path = told.get("socket")
     if not isinstance(path, str) or not _SOCKET.fullmatch(path) or not path.endswith("/viewers.sock"):
+        return None
+    if ".." in path.split("/"):
         return None
     started, size = told.get("started"), told.get("world_size")
     return JobEntry(

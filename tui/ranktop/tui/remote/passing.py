@@ -134,9 +134,13 @@ class _Lines:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             sys.stdout.write(clean(line.decode(errors="replace")) + "\n")
+        if len(self._rest) > MOST_NOISE:
+            # A line without end must not fill the memory here.
+            self.close()
         sys.stdout.flush()
 
     def close(self) -> None:
         if self._rest:
             sys.stdout.write(clean(self._rest.decode(errors="replace")))
             sys.stdout.flush()
+            self._rest = b""

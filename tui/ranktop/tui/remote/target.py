@@ -18,7 +18,7 @@ _USER: Final = re.compile(r"[A-Za-z0-9_.+@\\$][A-Za-z0-9_.+@\\$-]{0,127}")
 _HOST: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 _ADDRESS: Final = re.compile(r"[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9_.-]{1,32})?")
 _PORT: Final = re.compile(r"[0-9]{1,5}")
-_JOB: Final = re.compile(r"[^\s/][^\x00-\x1f\x7f/]{0,127}")
+_JOB: Final = re.compile(r"[^\s/-][^\x00-\x1f\x7f/]{0,127}")
 
 
 class TargetError(ValueError):
