@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from ranktop.tui.stdout import let_go
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ranktop.wire.endpoints import JobEntry
 
 FOUND: Final = 0
@@ -45,15 +48,30 @@ def main() -> None:
             raise SystemExit(explain(sys.argv[2:]))
         from ranktop.tui.commands import app
 
-        app()
-        sys.stdout.flush()
+        _until_exit(app)
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
-        # Whoever reads has read enough; without this the interpreter would complain once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        let_go()  # whoever reads has read enough
     except OSError as error:
+        let_go()
         fail(f"cannot write: {error.strerror or error}", FAILED)
+
+
+def _until_exit(app: Callable[[], object]) -> None:
+    """Run typer's commands and write out what they printed. BrokenPipeError when whoever reads has left."""
+    stdout = sys.stdout
+    try:
+        app()
+    except SystemExit:
+        if sys.stdout is not stdout:
+            # typer puts another one there when the pipe is broken, and only then; its exit code 1 would be a failure.
+            raise BrokenPipeError from None
+        try:
+            stdout.flush()
+        except BrokenPipeError:
+            let_go()
+        raise
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from typing import Final
 
 from ranktop.budget.model import BadInput, NoRule
 from ranktop.budget.run import STRATEGIES
-from ranktop.tui.plan import DONE, USAGE, colour, columns, complain, put
+from ranktop.tui.plan import DONE, USAGE, complain
 from ranktop.tui.planning.flags import Flags, meant, parser, read, spelled
+from ranktop.tui.stdout import colour, columns, put
 
 LONGEST: Final = 120
 """Cells beyond which a line of text is hard to read."""

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from ranktop.tui.cli import FOUND, NONE
 from ranktop.tui.outcome import Outcome, outcome_of
-from ranktop.tui.plan import columns, put
 from ranktop.tui.runs import recording_of
+from ranktop.tui.stdout import columns, put
 from ranktop.tui.view.text import fit, plain
 from ranktop.wire.endpoints import VIEWERS_SOCKET, Found, JobEntry, find_jobs
 from ranktop.wire.recordings import RecordingEntry, find_recordings

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ranktop.tui.cli import FAILED, FOUND, USAGE
+from ranktop.tui.stdout import put
 from ranktop.tui.terminal.kind import can_draw
 from ranktop.wire.endpoints import RunDirectoryError, job_directory, run_directory
 
@@ -69,7 +70,9 @@ class Wish:
 
 def list_faults() -> int:
     """Print what can be made to go wrong."""
-    return subprocess.run([sys.executable, "-m", MODULE, "--list"], check=False).returncode
+    told = subprocess.run([sys.executable, "-m", MODULE, "--list"], stdout=subprocess.PIPE, text=True, check=False)
+    put(told.stdout)
+    return told.returncode
 
 
 def run_simulation(wish: Wish) -> int:

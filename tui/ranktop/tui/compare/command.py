@@ -15,8 +15,8 @@ from ranktop.tui.cli import FOUND, NONE, USAGE
 from ranktop.tui.compare.comparison import LETTERS, compare
 from ranktop.tui.compare.loading import load
 from ranktop.tui.compare.side import Loaded
-from ranktop.tui.plan import colour, columns, put
 from ranktop.tui.runs import NoRun, find_run
+from ranktop.tui.stdout import colour, columns, put
 from ranktop.tui.view.text import plain
 
 QUIET: Final = 1.0

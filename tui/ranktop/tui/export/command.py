@@ -12,6 +12,7 @@ from ranktop.tui.cli import FAILED, FOUND, USAGE
 from ranktop.tui.export import output, writers
 from ranktop.tui.export.rows import Stretch
 from ranktop.tui.runs import NoRun, find_run
+from ranktop.tui.stdout import let_go
 from ranktop.tui.view.text import plain
 from ranktop.wire.recording_file import RecordingError
 
@@ -68,7 +69,7 @@ def export(source: str, wish: Wish, options: Sequence[str] = (), config: str | N
     except (RecordingError, writers.NoPyarrow) as error:
         return _complain(str(error), FAILED)
     except BrokenPipeError:
-        output.reader_has_left()
+        let_go()
     except OSError as error:
         return _complain(f"cannot write {plain(wish.output)}: {error.strerror or error}", FAILED)
     return FOUND

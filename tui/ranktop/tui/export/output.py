@@ -75,8 +75,3 @@ def settle(partial: Path, path: Path, *, force: bool) -> None:
     except OSError:  # a file system without hard links
         refuse_existing(path, force=False)
         os.rename(partial, path)
-
-
-def reader_has_left() -> None:
-    """Take it that whoever reads standard output has read enough: the interpreter would complain at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
