@@ -64,7 +64,7 @@ def run(command: list[str], directory: Path, agent: bool) -> tuple[int, str, str
     env.pop("PYTHONPATH", None)
     prefix = [sys.executable, "-m", "ranktop.agent"] if agent else [sys.executable]
     done = subprocess.run(
-        [*prefix, *command], cwd=directory, env=env, capture_output=True, text=True, timeout=60, check=False
+        [*prefix, *command], cwd=directory, env=env, capture_output=True, text=True, timeout=110, check=False
     )
     return done.returncode, done.stdout, done.stderr
 
