@@ -11,10 +11,14 @@ from dashboard import dashboard
 from fake_job import FakeClock, FakeJob, FakeSource, fsdp_job
 from rich.cells import cell_len
 
+from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Session, Snapshot
 from ranktop.tui.status import job_json
 from ranktop.tui.status_table import job_line
+from ranktop.tui.view import header as header_module
+from ranktop.tui.view.header import header, title_line
 from ranktop.tui.view.label import labelled
+from ranktop.tui.view.options import Options
 from ranktop.tui.view.text import Line, length
 from ranktop.wire.schema import Card
 
@@ -90,6 +94,23 @@ def test_the_label_takes_its_room_from_the_gap(line: Line, begin: str, end: str)
     assert length(marked) == length(line)
     assert text.startswith(begin)
     assert text.endswith(end) or len(line) == 2
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_the_label_crops_nothing_of_how_the_job_is_doing(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = (("stalled 12 min, 3 of 8 silent", "head bad"),)
+    monkeypatch.setattr(header_module, "job_state", lambda *_: state)
+    snapshot = snapshot_of(simulated_job())
+    for link in (Link("lost", age=70.0), Link("live", age=0.1, lost=1234), Link("lost", age=70.0, place="me@gpu01")):
+        for line in (
+            header(snapshot, link, Options(), width),
+            title_line("imbalance by step time", snapshot, link, Options(), width),
+        ):
+            (marked,) = labelled({"header": [line]})["header"]
+            shown, told = ("".join(text for text, _ in spans).rstrip() for spans in (marked, line))
+            assert shown.startswith(" SIMULATED ")
+            assert shown.endswith(told[-8:])
+            assert length(marked) == width
 
 
 def test_only_the_first_line_is_labelled() -> None:

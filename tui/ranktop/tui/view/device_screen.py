@@ -20,7 +20,7 @@ from ranktop.tui.view.findings import about, by_rank
 from ranktop.tui.view.gauges import Gauges, in_a_word
 from ranktop.tui.view.header import link_words
 from ranktop.tui.view.hints import hint_line, place, window
-from ranktop.tui.view.label import replay_cells
+from ranktop.tui.view.label import label_cells
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.processes import process_lines
 from ranktop.tui.view.status import device_state, end_sentence, rank_state
@@ -78,7 +78,7 @@ def device_lines(
     body: list[Line] = [pad([(" waiting for the first rank", "dim")], width)]
     if view is not None:
         options.selected = view.rank
-        names = identity_lines(view, options.glyphs, width - replay_cells(snapshot, options))
+        names = identity_lines(view, options.glyphs, width - label_cells(snapshot, options))
         head = [*(pad(line, width, "head") for line in names), _status(view, snapshot, link, options, width)]
         body = _body(view, snapshot, options, width)
     if height <= len(head) + 2:

@@ -10,7 +10,7 @@ from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import LETTERS
 from ranktop.tui.view.hints import category_keys, hint_line
-from ranktop.tui.view.label import replay_cells
+from ranktop.tui.view.label import BRAND, label_cells
 from ranktop.tui.view.nodes import count_words
 from ranktop.tui.view.options import MOMENT_WORDS, Options
 from ranktop.tui.view.plan import strategy
@@ -22,7 +22,7 @@ NOTICE_SECONDS: Final = 60.0
 """How long a mark is told in the line of hints."""
 
 GAP: Final = 4
-"""Cells at least between what stands left and right in a title; the label of a simulated job takes two of them."""
+"""Cells at least between what stands left and right in a title."""
 
 PLACE: Final = 24
 """Cells at most for the name of another machine."""
@@ -44,7 +44,8 @@ REPLAY_HINTS: Final = (
 def header(snapshot: Snapshot, link: Link, options: Options, width: int) -> Line:
     """Say which job, what strategy, how many ranks, which step and how alive the link is, in one line."""
     glyphs = options.glyphs
-    whole, width = width, width - replay_cells(snapshot, options)
+    labels = label_cells(snapshot, options)
+    whole, width = width, width - labels
     right = merge([*progress(snapshot, options), *link_words(link, snapshot, glyphs), (" ", "head")])
     state = job_state(snapshot, glyphs)
     if length(right) > width - 18 and state:
@@ -54,10 +55,10 @@ def header(snapshot: Snapshot, link: Link, options: Options, width: int) -> Line
     if length(right) > width - 8:
         right = ()
     room = width - length(right) - 1
-    return beside(_identity(snapshot, options, room), right, whole, "head")
+    return beside(_identity(snapshot, options, room, branded=not labels), right, whole, "head")
 
 
-def _identity(snapshot: Snapshot, options: Options, room: int) -> Line:
+def _identity(snapshot: Snapshot, options: Options, room: int, *, branded: bool) -> Line:
     job = snapshot.job
     name = plain(job.name) if job else "no job"
     dot = f" {options.glyphs.dot} "
@@ -67,7 +68,7 @@ def _identity(snapshot: Snapshot, options: Options, room: int) -> Line:
     nodes = count_words(snapshot)
     where = f"{ranks} on {nodes}" if nodes else ranks
     more = f"ckpt {plain(card.plan.checkpointing)}" if card and card.plan and card.plan.checkpointing else ""
-    brand: list[Span] = [] if options.replaying else [(" ranktop ", "head accent")]
+    brand: list[Span] = [(BRAND, "head accent")] if branded else []
     title: list[Span] = [(f" {name}", "head bold")]
     fewer = [words[:number] for number in range(len(words) - 1, 0, -1)]
     lines: list[list[Span]] = []
@@ -85,12 +86,13 @@ def title_line(words: str, snapshot: Snapshot, link: Link, options: Options, wid
     """Say which screen this is, of which job, at which step and how fresh, in one line."""
     job = plain(snapshot.job.name) if snapshot.job else "no job"
     left: list[Span] = [(f" {words}", "head bold"), (f"  {job}", "head")]
-    left = left if options.replaying else [(" ranktop ", "head accent"), *left]
+    labels = label_cells(snapshot, options)
+    left = left if labels else [(BRAND, "head accent"), *left]
     told = link_words(link, snapshot, options.glyphs)
     frozen = ((" FROZEN ", "frozen"), ("  ", "head")) if options.frozen_at is not None else ()
     state = merge([*frozen, *job_state(snapshot, options.glyphs), ("  ", "head")])
     tail = (" ", "head")
-    gap = GAP + replay_cells(snapshot, options)
+    gap = GAP + labels
     rights = [merge([*parts, *told, tail]) for parts in (progress(snapshot, options), state, ())]
     choices = [(left, right) for right in rights] + [([(f" {words}", "head bold")], rights[-1])]
     left, right = next(

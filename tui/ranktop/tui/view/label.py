@@ -29,11 +29,10 @@ def simulated(cards: Iterable[Card | None]) -> bool:
     return next((card.simulated for card in cards if card is not None), False)
 
 
-def replay_cells(snapshot: Snapshot, options: Options) -> int:
-    """Return the cells that the labels take of the first line of a replay; 0 while live."""
-    if not options.replaying:
-        return 0
-    return len(REPLAY[0]) + (len(LABEL[0]) if simulated(view.card for view in snapshot.ranks) else 0)
+def label_cells(snapshot: Snapshot, options: Options) -> int:
+    """Return the cells that the labels take of the first line, in place of the program's name; 0 where there is none."""
+    made_up = simulated(view.card for view in snapshot.ranks)
+    return (len(REPLAY[0]) if options.replaying else 0) + (len(LABEL[0]) if made_up else 0)
 
 
 def labelled(parts: Mapping[str, Sequence[Line]], label: Span = LABEL) -> dict[str, Sequence[Line]]:
