@@ -198,6 +198,8 @@ def test_help_names_every_key_and_goes_back() -> None:
                 assert f"  {key.shown:<10}{key.words}" in text, key.id
             await run.press("escape")
             assert isinstance(run.app.screen, RanksScreen)
+            await run.press("question_mark")
+            assert run.app.screen.styles.background.a == 1, "what lies below would be drawn and sent again"
 
     asyncio.run(help_screen())
 
