@@ -15,9 +15,6 @@ MARKS: Final = {"critical": "✖", "warning": "!", "info": "·"}
 STYLES: Final = {"critical": "bad", "warning": "warn", "info": "dim"}
 MOST_FINDINGS: Final = 8
 
-PEAK_APART: Final = 0.1
-"""Share by which the running peak's difference may be another than the peak moments' before that is told."""
-
 
 def findings(comparison: Comparison) -> list[tuple[str, str]]:
     """Return (sentence, style) of the findings that not all runs have."""

@@ -30,7 +30,7 @@ def simulated(cards: Iterable[Card | None]) -> bool:
 
 
 def label_cells(snapshot: Snapshot, options: Options) -> int:
-    """Return the cells that the labels take of the first line, in place of the program's name; 0 where there is none."""
+    """Return the cells that the labels take of the first line, in place of the program's name; 0 without any."""
     made_up = simulated(view.card for view in snapshot.ranks)
     return (len(REPLAY[0]) if options.replaying else 0) + (len(LABEL[0]) if made_up else 0)
 
