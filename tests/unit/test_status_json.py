@@ -25,8 +25,8 @@ from ranktop.wire.schema import Box, Call, Card, End, Header, Job, Mark, Sample,
 GIB = 2**30
 JOB = Job(id="abc", name="train\x1b[31m", world_size=3, launcher="torchrun")
 RANK_KEYS = {
-    *("rank", "local_rank", "node", "node_rank", "pid", "pids", "restart", "device", "moment", "moments_step", "measured"),
-    "expected",
+    *("rank", "local_rank", "node", "node_rank", "pid", "pids", "restart", "device", "moment", "moments_step"),
+    *("measured", "expected"),
     *(
         "rules",
         "tolerance",

@@ -88,7 +88,7 @@ class FarError(Exception):
     def __init__(self, text: str, kind: str = "") -> None:
         super().__init__(text)
         self.kind = kind
-        """``auth``: only a person can mend it; ``final``: trying again is of no use."""
+        """``auth``: only a person can mend it; ``final``: trying again is of no use; ``missing``: no such job."""
 
 
 def _found(ssh: Ssh) -> str:
