@@ -13,6 +13,7 @@ from sshd import Server, needs_sshd, server
 from ranktop.tui.compare.command import Wish, run
 from ranktop.tui.export.command import Wish as ExportWish
 from ranktop.tui.export.command import export
+from ranktop.tui.remote.flags import ways
 
 pytestmark = needs_sshd
 
@@ -35,15 +36,15 @@ def test_a_run_of_another_machine_is_compared_and_exported(
     far: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Run(ddp(), steps=20).record()
-    config = str(far.config)
-    assert run(["d0d9", "far/f5d9"], Wish(), config=config) == 0
+    way = ways(config=str(far.config))
+    assert run(["d0d9", "far/f5d9"], Wish(), way) == 0
     told = capsys.readouterr().out
     assert told.startswith("B needs 59.8 GiB less per GPU")
     assert "B  llama-fsdp f5d9" in told
-    assert export("far/f5d9", ExportWish(output=str(tmp_path / "x.csv")), config=config) == 0
+    assert export("far/f5d9", ExportWish(output=str(tmp_path / "x.csv")), way) == 0
     assert len((tmp_path / "x.csv").read_text().splitlines()) == 41
     capsys.readouterr()
-    assert run(["d0d9", "far/nosuch"], Wish(), config=config) == 1
+    assert run(["d0d9", "far/nosuch"], Wish(), way) == 3
     complaint = capsys.readouterr().err.splitlines()
     assert "nosuch" in complaint[-1]
-    assert run(["d0d9", "far/"], Wish(), config=config) == 2
+    assert run(["d0d9", "far/"], Wish(), way) == 2

@@ -205,23 +205,24 @@ def test_a_recording_is_fetched_whole_over_one_connection(far: Server) -> None:
         "echo 'ranktop: no such job' >&2; exit 3\n"
     )
     told: list[str] = []
-    path = fetch_recording("far", "ab12", options=(), config=str(far.config), say=told.append)
+    way = Ssh(parse_target("far"), config=str(far.config))
+    path = fetch_recording(way, "ab12", say=told.append)
     assert path.read_bytes() == content
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert told == ["fetching the recording of ab12 from far, 0.3 MiB"]
     log = (far.folder / "sshd.log").read_text()
     assert log.count("Accepted publickey") == 1
     with pytest.raises(FarError, match="far gave no recording of zz"):
-        fetch_recording("far", "zz", config=str(far.config), say=told.append)
+        fetch_recording(way, "zz", say=told.append)
 
 
 class Terminal:
     """``ranktop watch`` in a pty of 80 x 24."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, term: str = "xterm-256color") -> None:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            os.environ.update(TERM="xterm-256color", LC_ALL="C.UTF-8", PYTHONUTF8="1")
+            os.environ.update(TERM=term, LC_ALL="C.UTF-8", PYTHONUTF8="1")
             os.execv(sys.executable, [*COMMAND, "watch", *words])
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.status: int | None = None
@@ -263,6 +264,17 @@ class Terminal:
             os.waitpid(self.pid, 0)
         if self.fd >= 0:
             self.hang_up()
+
+
+def test_a_terminal_that_cannot_place_text_gets_the_table_of_the_far_side(far: Server) -> None:
+    far.start()
+    far.ranktop("#!/bin/sh\nprintf 'asked for %s\\n' \"$*\"\n")
+    tty = Terminal("far", "-F", str(far.config), "--job", "ab12", term="dumb")
+    try:
+        tty.until("asked for status --job=ab12")
+        assert tty.ended() == 0
+    finally:
+        tty.close()
 
 
 def left(config: Path) -> list[str]:

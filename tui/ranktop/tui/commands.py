@@ -116,10 +116,10 @@ def watch(
 
     Exit codes: 0 quit, 1 ssh or ranktop there cannot be used, 2 bad usage, 3 no such job.
     """
-    way = flags.way(target, options, remote_command, port=port, jump=jump, identity=identity, config=config)
+    by = flags.ways(options, remote_command, port=port, jump=jump, identity=identity, config=config)
     from ranktop.tui.remote.watch import watch as run
 
-    raise typer.Exit(run(way, job, theme=theme, ascii=ascii_only))
+    raise typer.Exit(run(flags.way(target, by), job, theme=theme, ascii=ascii_only))
 
 
 @app.command()
@@ -157,8 +157,8 @@ def status(
     if target is not None:
         from ranktop.tui.remote.passing import pass_on, words
 
-        way = flags.way(target, options, remote_command, port=port, jump=jump, identity=identity, config=config)
-        look = partial(pass_on, way, words("status", job=job, json=json, fail_on=fail_on))
+        by = flags.ways(options, remote_command, port=port, jump=jump, identity=identity, config=config)
+        look = partial(pass_on, flags.way(target, by), words("status", job=job, json=json, fail_on=fail_on))
     else:
         look = partial(print_status, job, as_json=json, fail_on=fail_on)
     raise typer.Exit(look() if watch is None else again(look, watch))

@@ -29,8 +29,8 @@ def jobs(
     if target is not None:
         from ranktop.tui.remote.passing import pass_on, words
 
-        way = flags.way(target, options, remote_command, port=port, jump=jump, identity=identity, config=config)
-        raise typer.Exit(pass_on(way, words("jobs", json=json)))
+        by = flags.ways(options, remote_command, port=port, jump=jump, identity=identity, config=config)
+        raise typer.Exit(pass_on(flags.way(target, by), words("jobs", json=json)))
     from ranktop.tui.jobs import print_jobs
 
     raise typer.Exit(print_jobs(as_json=json))
@@ -52,7 +52,11 @@ def export(
         float, typer.Option(min=0.0, metavar="SECONDS", help="One row per rank in so many seconds.")
     ] = 0.0,
     options: flags.Options = None,
+    port: flags.Port = None,
+    jump: flags.Jump = None,
+    identity: flags.Identity = None,
     config: flags.Config = None,
+    remote_command: flags.RemoteCommand = None,
 ) -> None:
     """Write what was recorded of a job: a row per rank and sample, or a copy of the recording.
 
@@ -64,7 +68,8 @@ def export(
     if form is not None and form not in FORMATS:
         fail(f"--format takes {', '.join(FORMATS)}, not {form!r}", USAGE)
     wish = Wish(form=form, output=output, force=force, first=first, last=last, every=every)
-    raise typer.Exit(write(run, wish, options or (), config))
+    by = flags.ways(options, remote_command, port=port, jump=jump, identity=identity, config=config)
+    raise typer.Exit(write(run, wish, by))
 
 
 def compare(
@@ -74,7 +79,11 @@ def compare(
     first: Annotated[int | None, typer.Option("--from", min=1, metavar="STEP", help="Compare from this step.")] = None,
     last: Annotated[int | None, typer.Option("--to", min=1, metavar="STEP", help="Compare up to this step.")] = None,
     options: flags.Options = None,
+    port: flags.Port = None,
+    jump: flags.Jump = None,
+    identity: flags.Identity = None,
     config: flags.Config = None,
+    remote_command: flags.RemoteCommand = None,
 ) -> None:
     """Lay runs beside each other: memory, step time, traffic, and what differs between their plans.
 
@@ -85,7 +94,8 @@ def compare(
     if json and markdown:
         fail("--json and --markdown are two forms: give one", USAGE)
     form = "json" if json else "markdown" if markdown else "page"
-    raise typer.Exit(run(runs, Wish(form, first, last), options or (), config))
+    by = flags.ways(options, remote_command, port=port, jump=jump, identity=identity, config=config)
+    raise typer.Exit(run(runs, Wish(form, first, last), by))
 
 
 def replay(
@@ -98,6 +108,11 @@ def replay(
     theme: Annotated[str | None, typer.Option(help="dark, light, ansi, ansi-dark, ansi-light or none.")] = None,
     ascii_only: Annotated[bool | None, typer.Option("--ascii/--no-ascii", help="Draw without Unicode.")] = None,
     options: flags.Options = None,
+    port: flags.Port = None,
+    jump: flags.Jump = None,
+    identity: flags.Identity = None,
+    config: flags.Config = None,
+    remote_command: flags.RemoteCommand = None,
 ) -> None:
     """Open the dashboard on a recording, at its end: play, pause, step to the next finding. Pipes get a table.
 
@@ -105,7 +120,8 @@ def replay(
     """
     from ranktop.tui.replay.command import replay as show
 
-    raise typer.Exit(show(run, at=at, as_json=json, theme=theme, ascii=ascii_only, options=options or ()))
+    by = flags.ways(options, remote_command, port=port, jump=jump, identity=identity, config=config)
+    raise typer.Exit(show(run, by, at=at, as_json=json, theme=theme, ascii=ascii_only))
 
 
 def add_to(app: typer.Typer) -> None:

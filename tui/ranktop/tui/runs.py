@@ -6,16 +6,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ranktop.tui.cli import FAILED, NONE, USAGE, matching
 from ranktop.tui.view.text import plain
 from ranktop.wire.endpoints import JobEntry, find_jobs
 from ranktop.wire.recording_file import RecordingError
-from ranktop.wire.recordings import RecordingEntry, entry_of, list_recordings
+from ranktop.wire.recordings import SUFFIX, RecordingEntry, entry_of, list_recordings
 
-SUFFIX: Final = ".ranktop"
-"""Ending of a recording's file name."""
+if TYPE_CHECKING:
+    from ranktop.tui.remote.ssh import Way
 
 SCHEME: Final = "ssh://"
 
@@ -51,12 +51,12 @@ class Run:
         return self.entry is not None
 
 
-def find_run(text: str, options: Sequence[str] = (), config: str | None = None) -> Run:
+def find_run(text: str, way: Way | None = None) -> Run:
     """Return the run that ``FILE``, ``JOB`` or ``TARGET/JOB`` names.
 
     An existing path is a file; what else has ``@`` or ``/`` is a job of another machine, fetched through ssh; anything
     else is the id (or its beginning) or the name of a job of this machine, live before past. NoRun when there is none.
-    ``options`` and ``config``: for ssh, as its ``-o`` and ``-F`` take them.
+    ``way``: how a machine is reached; None: as the user's own ssh does.
     """
     path = Path(os.path.expanduser(text))
     if path.exists():
@@ -66,7 +66,7 @@ def find_run(text: str, options: Sequence[str] = (), config: str | None = None) 
     if text.endswith(SUFFIX) and "@" not in text:
         raise NoRun(f"no file {plain(text)!r}; `ranktop jobs` lists the recordings of this machine")
     if "@" in text or "/" in text:
-        return _remote(text, options, config)
+        return _remote(text, way)
     return _of_this_machine(text)
 
 
@@ -80,19 +80,20 @@ def _file(path: Path) -> Run:
     return Run(told.job_id, told.name, path)
 
 
-def _remote(text: str, options: Sequence[str], config: str | None) -> Run:
+def _remote(text: str, way: Way | None) -> Run:
     """Fetch the recording of another machine's job through the user's own ssh."""
     from ranktop.tui.remote.far import FarError
     from ranktop.tui.remote.fetch import fetch_recording
+    from ranktop.tui.remote.ssh import Ssh, SshError, named_command
     from ranktop.tui.remote.target import TargetError, split_job
 
     try:
         target, job = split_job(text)
-        path = fetch_recording(target, job, options=tuple(options), config=config)
-    except TargetError as error:
+        path = fetch_recording(way(target) if way is not None else Ssh(target, remote_command=named_command(None)), job)
+    except (TargetError, SshError) as error:
         raise NoRun(str(error), USAGE) from None
     except FarError as error:
-        raise NoRun(str(error), FAILED) from None
+        raise NoRun(str(error), NONE if error.kind == "missing" else FAILED) from None
     found = _file(path)
     return Run(found.job_id, found.name, path, place=text.rpartition("/")[0])
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ranktop.tui.cli import FOUND, NONE, USAGE
 from ranktop.tui.compare.comparison import LETTERS, compare
@@ -18,6 +18,9 @@ from ranktop.tui.compare.side import Loaded
 from ranktop.tui.runs import NoRun, find_run
 from ranktop.tui.stdout import colour, columns, put
 from ranktop.tui.view.text import plain
+
+if TYPE_CHECKING:
+    from ranktop.tui.remote.ssh import Way
 
 QUIET: Final = 1.0
 """Seconds of reading before anything is said of it."""
@@ -34,17 +37,17 @@ class Wish:
     """Steps to compare; None: all but the warm-up."""
 
 
-def run(sources: Sequence[str], wish: Wish, options: Sequence[str] = (), config: str | None = None) -> int:
+def run(sources: Sequence[str], wish: Wish, way: Way | None = None) -> int:
     """Compare the runs and return the exit code: 0, 1 when one cannot be read, 2 bad usage, 3 no such run.
 
-    ``options``, ``config``: for ssh, where a run is of another machine.
+    ``way``: as ``find_run`` has it.
     """
     if not 2 <= len(sources) <= len(LETTERS):
         return _complain(f"compare takes 2 to {len(LETTERS)} runs, not {len(sources)}", USAGE)
     if wish.first is not None and wish.last is not None and wish.last < wish.first:
         return _complain(f"there is no step from {wish.first} to {wish.last}: give --from a smaller one", USAGE)
     try:
-        runs = [_load(source, options, config) for source in sources]
+        runs = [_load(source, way) for source in sources]
     except NoRun as error:
         return _complain(str(error), error.code)
     silent = [run.source for run in runs if not any(life.ranks for life in run.gathered.lives)]
@@ -68,9 +71,9 @@ def run(sources: Sequence[str], wish: Wish, options: Sequence[str] = (), config:
     return FOUND
 
 
-def _load(source: str, options: Sequence[str], config: str | None) -> Loaded:
+def _load(source: str, way: Way | None) -> Loaded:
     """Read a run; a person who waits for a long one sees how far it has come."""
-    found = find_run(source, options, config)
+    found = find_run(source, way)
     started, told = time.monotonic(), False
 
     def say(share: float) -> None:

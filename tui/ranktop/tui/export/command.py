@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -17,6 +17,7 @@ from ranktop.tui.view.text import plain
 from ranktop.wire.recording_file import RecordingError
 
 if TYPE_CHECKING:
+    from ranktop.tui.remote.ssh import Way
     from ranktop.wire.recording import Recording
 
 FORMATS: Final = ("csv", "json", "parquet", "recording")
@@ -49,13 +50,16 @@ class Wish:
         return self.form or SUFFIXES.get(Path(self.output).suffix.lower(), "csv")
 
 
-def export(source: str, wish: Wish, options: Sequence[str] = (), config: str | None = None) -> int:
-    """Write the run and return the exit code: 0, 1 when it can't be read or written, 2 bad usage, 3 no such run."""
+def export(source: str, wish: Wish, way: Way | None = None) -> int:
+    """Write the run and return the exit code: 0, 1 when it can't be read or written, 2 bad usage, 3 no such run.
+
+    ``way``: as ``find_run`` has it.
+    """
     partly = wish.first is not None or wish.last is not None or wish.every > 0
     if wish.format == "recording" and partly:
         return _complain("a recording is copied whole: leave out --from, --to and --every", USAGE)
     try:
-        run = find_run(source, options, config)
+        run = find_run(source, way)
         if run.path is None:
             raise NoRun(f"job {plain(source)} is not recorded, so there is nothing to export", FAILED)
         if wish.format == "recording":

@@ -141,9 +141,8 @@ def read_listing(answer: bytes, code: int, said: str, ssh: Ssh, here: str) -> Li
     wire, schema = told.get("wire"), told.get("schema")
     for theirs, ours, what in ((wire, SCHEMA_VERSION, "wire schema"), (schema, LISTING_SCHEMA, "listing")):
         if theirs != ours or isinstance(theirs, bool):
-            known = isinstance(theirs, int)
             older = not isinstance(theirs, int) or theirs < ours
-            tells = f"{what} {theirs}"[:60] if known and abs(theirs) < 1 << 63 else f"no {what}"
+            tells = f"{what} {theirs}"[:60] if isinstance(theirs, int) and abs(theirs) < 1 << 63 else f"no {what}"
             raise FarError(
                 f"ranktop on {where} is {version} ({tells}), here {here} ({what} {ours}): "
                 + (f"{where} is older: upgrade ranktop there" if older else "this side is older: upgrade ranktop here"),

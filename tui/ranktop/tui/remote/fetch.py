@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from ranktop.tui.cli import NONE
 from ranktop.tui.remote.connection import Connection
 from ranktop.tui.remote.far import FarError, Listing
 from ranktop.tui.remote.passing import run_far
 from ranktop.tui.remote.place import Place
-from ranktop.tui.remote.ssh import Ssh, SshError, named_command
-from ranktop.tui.remote.target import Target, TargetError, parse_target
+from ranktop.tui.remote.ssh import Ssh, SshError
 from ranktop.wire.codec import clean
 
 MOST: Final = 2 * 1024**3
@@ -28,15 +28,7 @@ TELL_EVERY: Final = 2.0
 MIB: Final = 1024 * 1024
 
 
-def fetch_recording(
-    target: str | Target,
-    job: str,
-    *,
-    options: tuple[str, ...] = (),
-    remote_command: str | None = None,
-    config: str | None = None,
-    say: Callable[[str], None] | None = None,
-) -> Path:
+def fetch_recording(way: Ssh, job: str, *, say: Callable[[str], None] | None = None) -> Path:
     """Return a temporary copy of the recording of a job (id, start of one, or name) on another machine.
 
     The copy lies in a folder of its own that only this user can enter, and goes with this process. ``say`` is told how
@@ -44,15 +36,9 @@ def fetch_recording(
     """
     say = say or _say
     try:
-        way = Ssh(
-            parse_target(target) if isinstance(target, str) else target,
-            options,
-            config=config,
-            remote_command=named_command(remote_command),
-        )
         way.check()
         place = Place()
-    except (TargetError, SshError) as error:
+    except SshError as error:
         raise FarError(str(error), "final") from None
     connection = None
     try:
@@ -102,7 +88,8 @@ def _copy(way: Ssh, job: str, lead: tuple[str, ...], size: int | None, say: Call
         raise FarError(f"{folder} cannot be written: {error.strerror}", "final") from None
     if code or not got:
         shutil.rmtree(folder, ignore_errors=True)
-        raise FarError(f"{where} gave no recording of {clean(job)} (exit code {code})", "final")
+        kind = "missing" if code == NONE else "final"
+        raise FarError(f"{where} gave no recording of {clean(job)} (exit code {code})", kind)
     return path
 
 

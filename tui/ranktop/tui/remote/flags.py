@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,7 +10,8 @@ import typer
 from ranktop.tui.cli import USAGE, fail
 
 if TYPE_CHECKING:
-    from ranktop.tui.remote.ssh import Ssh
+    from ranktop.tui.remote.ssh import Ssh, Way
+    from ranktop.tui.remote.target import Target as Place
 
 TARGET = "[USER@]HOST[:PORT]"
 
@@ -41,8 +43,7 @@ RemoteCommand = Annotated[
 ]
 
 
-def way(
-    target: str,
+def ways(
     options: list[str] | None = None,
     remote_command: str | None = None,
     *,
@@ -50,18 +51,28 @@ def way(
     jump: str | None = None,
     identity: str | None = None,
     config: str | None = None,
-) -> Ssh:
+) -> Way:
+    """Return what makes the way to a machine; it raises SshError for what is none."""
+
+    def made(place: Place) -> Ssh:
+        from ranktop.tui.remote.ssh import Ssh, SshError, named_command
+
+        if port is not None and place.port not in (None, port):
+            raise SshError(f"{place.words} and -p {port} name different ports")
+        place = replace(place, port=place.port or port)
+        ssh = Ssh(place, tuple(options or ()), jump, identity, config, named_command(remote_command))
+        ssh.check()
+        return ssh
+
+    return made
+
+
+def way(target: str, by: Way) -> Ssh:
     """Return the way to a machine; exits with one line and code 2 for what is none."""
-    from ranktop.tui.remote.ssh import Ssh, SshError, named_command
+    from ranktop.tui.remote.ssh import SshError
     from ranktop.tui.remote.target import TargetError, parse_target
 
     try:
-        place = parse_target(target)
-        if port is not None and place.port not in (None, port):
-            fail(f"{target!r} and -p {port} name different ports", USAGE)
-        place = type(place)(place.host, place.user, place.port or port)
-        ssh = Ssh(place, tuple(options or ()), jump, identity, config, named_command(remote_command))
-        ssh.check()
+        return by(parse_target(target))
     except (TargetError, SshError) as error:
         fail(str(error), USAGE)
-    return ssh

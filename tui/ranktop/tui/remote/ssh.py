@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -105,6 +106,10 @@ class Ssh:
             raise SshError(f"ssh refuses this: {lines[-1]}")
         pairs = (line.partition(" ") for line in done.stdout.splitlines())
         return {key.lower(): value for key, _, value in pairs}
+
+
+Way = Callable[[Target], Ssh]
+"""How a machine is reached: what the flags of the command line make of its name."""
 
 
 def named_command(option: str | None) -> str | None:

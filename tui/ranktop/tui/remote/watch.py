@@ -9,9 +9,11 @@ from typing import NoReturn
 from ranktop.tui.cli import FAILED, NONE, USAGE, fail, matching
 from ranktop.tui.remote.connection import Connection
 from ranktop.tui.remote.far import FarError, Listing
+from ranktop.tui.remote.passing import pass_on, words
 from ranktop.tui.remote.place import Place
 from ranktop.tui.remote.ssh import Ssh, SshError
 from ranktop.tui.remote.tunnel import Tunnel
+from ranktop.tui.terminal.kind import can_draw
 from ranktop.wire.codec import clean
 from ranktop.wire.endpoints import JobEntry
 
@@ -21,9 +23,10 @@ def watch(ssh: Ssh, wanted: str | None, *, theme: str | None = None, ascii: bool
 
     All that a person is asked (password, passphrase, host key) is asked before the dashboard opens, once.
     """
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        words = ssh.target.words
-        fail(f"the dashboard needs a terminal; `ranktop status {words} --json` is for scripts", USAGE)
+    if not can_draw():
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            return pass_on(ssh, words("status", job=wanted))  # one look, as of a job of this machine
+        fail(f"the dashboard needs a terminal; `ranktop status {ssh.target.words} --json` is for scripts", USAGE)
     place = connection = None
     for number in (signal.SIGTERM, signal.SIGHUP):
         # Until the dashboard takes them: ssh may stand at a prompt, and is ended in order.

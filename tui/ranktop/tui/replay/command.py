@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +12,7 @@ from ranktop.tui.replay.session_at import session_at
 from ranktop.tui.replay.tape import Kept
 from ranktop.tui.replay.times import NoTime, clock, when
 from ranktop.tui.runs import NoRun, Run, find_run
+from ranktop.tui.terminal.kind import can_draw
 from ranktop.tui.view.text import duration, plain
 from ranktop.wire.recording import Recording
 from ranktop.wire.recording_file import RecordingError
@@ -21,31 +20,33 @@ from ranktop.wire.recording_file import RecordingError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ranktop.tui.remote.ssh import Way
+
 SCHEMA: Final = 1
 """Of the JSON, which is that of ``ranktop status``."""
 
 
 def replay(
     text: str,
+    way: Way | None = None,
     *,
     at: str | None = None,
     as_json: bool = False,
     theme: str | None = None,
     ascii: bool | None = None,
-    options: Sequence[str] = (),
 ) -> int:
     """Open the dashboard on what ``text`` names, or print, and return the exit code.
 
-    ``at``: the time to begin at (``times.when``), by default the end.
+    ``at``: the time to begin at (``times.when``), by default the end. ``way``: as ``find_run`` has it.
     """
     try:
-        path = _path(find_run(text, options))
+        path = _path(find_run(text, way))
     except NoRun as error:
         fail(str(error), error.code)
     try:
         with Recording.open(path) as recording:
             place = recording.end if at is None else when(at, recording)
-            if as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+            if as_json or not can_draw():
                 _print(recording, place, as_json)
                 return FOUND
             growing = recording.live
