@@ -20,7 +20,7 @@ from ranktop.agent.facts import differentiable
 from ranktop.agent.mode import Mode
 from ranktop.agent.sampler import stopped
 from ranktop.agent.say import say
-from ranktop.agent.watch import Watch
+from ranktop.agent.watch import MAX_ERRORS, Watch
 
 
 @pytest.fixture
@@ -153,6 +153,18 @@ def test_a_model_that_two_threads_train_is_left_alone(watch: Watch) -> None:
     assert stopped(watch) == ("the agent stopped following the model: several threads train the model at the same time")
     train(model)
     assert steps_of(watch) == 5
+
+
+def test_an_agent_that_ends_with_its_process_has_not_given_up(watch: Watch) -> None:
+    watch.failed(ValueError("once"))
+    watch.remove()
+    assert stopped(watch) == ""
+
+
+def test_too_many_errors_are_told(watch: Watch) -> None:
+    for _ in range(MAX_ERRORS):
+        watch.failed(ValueError("odd"))
+    assert stopped(watch) == f"the agent stopped following the model after {MAX_ERRORS} errors: ValueError: odd"
 
 
 def test_another_threads_model_is_not_looked_at(watch: Watch) -> None:

@@ -269,8 +269,8 @@ class Sampler(threading.Thread):
         else:
             if watch.device is not None and watch.device.type == "cpu":
                 notes.append(HOST_NOTE)
-            if not watch.enabled:
-                notes.append(stopped(watch))
+            if why := stopped(watch):
+                notes.append(why)
             recorder = watch.recorder
             if recorder is not None and recorder.count > 0 and not recorder.optimizer_seen:
                 notes.append("no optimizer has stepped: each forward counts as a step")
@@ -358,7 +358,9 @@ class Sampler(threading.Thread):
 
 
 def stopped(watch: Watch) -> str:
-    """Say why the model is no longer followed."""
+    """Say why the model is no longer followed; nothing while it is, or when the process ends."""
+    if not watch.gave_up:
+        return ""
     errors = f" after {watch.errors} error{'' if watch.errors == 1 else 's'}" if watch.errors else ""
     return f"the agent stopped following the model{errors}: {watch.last_error}"
 

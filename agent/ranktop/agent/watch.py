@@ -67,6 +67,8 @@ class Watch:
         self.enabled = True
         self.errors = 0
         self.last_error = ""
+        self.gave_up = False
+        """Whether it stopped for a reason (``last_error``), not because the process ends."""
         self.device: torch.device | None = None
         """The device that the watched model computes on; None until a model has run."""
         self.recorder: StepRecorder | None = None
@@ -133,6 +135,7 @@ class Watch:
         if self.errors == 1:
             say(f"the agent met an error and trains on: {self.last_error}")
         if self.errors >= MAX_ERRORS:
+            self.gave_up = True
             self.remove()
 
     def close(self) -> None:
@@ -214,7 +217,7 @@ class Watch:
             return False
         if grad and self.thread in sys._current_frames():
             self.last_error = "several threads train the model at the same time"
-            self.enabled = False
+            self.enabled, self.gave_up = False, True
         elif grad:
             self.thread = thread
             return False
