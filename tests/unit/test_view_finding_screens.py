@@ -192,6 +192,27 @@ def test_unknown_values_have_no_shade_and_the_middle_is_pale() -> None:
     assert flat.level(13) == 9
 
 
+def grid_of(job: FakeJob) -> str:
+    picture = replace(snap(job), findings=())
+    return "\n".join(map(text, imbalance_lines(picture, LIVE, Grid(), Options(), (120, 40), "")))
+
+
+def test_the_median_below_the_grid_is_the_one_that_ranks_are_held_against() -> None:
+    job = fsdp_job(2)
+    job.specs[1] = replace(job.specs[1], activations=job.specs[0].activations + 8 * GIB)
+    drawn = grid_of(job)
+    (below,) = re.findall(r"   median ([0-9.]+ GiB)", drawn)
+    assert f"from the median of its peers, {below}" in drawn
+
+
+def test_of_ranks_that_have_all_ended_the_grid_does_not_blame_the_devices() -> None:
+    job = fsdp_job(2)
+    job.ends.update({rank: End(rank=rank, how="signal", code=9) for rank in (0, 1)})
+    drawn = grid_of(job)
+    assert "no value of now: every rank has ended" in drawn
+    assert "not told by these devices" not in drawn
+
+
 def test_the_grid_and_the_evidence_tell_the_same_own_work() -> None:
     job = Lockstep("ddp", slow={(3, "data"): 2.0, (3, "optimizer"): 2.0})
     picture = job.run(40).session()[0].snapshot()

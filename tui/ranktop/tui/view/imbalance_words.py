@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from ranktop.tui.session.state import Snapshot
-from ranktop.tui.view.metrics import LEVELS, METRICS, Field
+from ranktop.tui.view.metrics import LEVELS, METRICS, Field, speaking
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.text import Line, Span, Unit, beside, count, length, pad, short_count, unit_for
 
@@ -113,9 +114,8 @@ def scale_lines(
     spans: list[Span] = [(f" {low} ", "dim"), *steps, (f" {words.difference(found.reach)}", "dim"),
                          (f"   4 5 = {middle}", "dim")]  # fmt: skip
     first, last = found.order[0], found.order[-1]
-    between = found.order[len(found.order) // 2]
     facts = (
-        ("min", found.values[first], f"rank {first}"), ("median", found.values[between], ""),
+        ("min", found.values[first], f"rank {first}"), ("median", median(found.values.values()), ""),
         ("max", found.values[last], f"rank {last}"),
     )  # fmt: skip
     said: list[Span] = [(" ", "")]
@@ -131,6 +131,8 @@ def why_unknown(found: Field, snapshot: Snapshot) -> str:
     key = found.metric.key
     if not any(view.sample is not None for view in snapshot.ranks):
         return "no sample of any rank yet"
+    if not speaking(snapshot):
+        return "no value of now: every rank has ended, is silent, or its node is lost"
     reasons = {
         "own": f"own work: {'fewer than 8 steps yet, or no peers' if snapshot.step else 'no step finished yet'}",
         "arrival": "arrival lag: not enough looks at the collectives yet (steps of 50 ms and more, ranks of one node)",

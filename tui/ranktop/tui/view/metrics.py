@@ -87,14 +87,14 @@ def field_of(metric: Metric, snapshot: Snapshot) -> Field:
     return Field(metric, values, middles, reach, len(groups), order)
 
 
-def _speaking(snapshot: Snapshot) -> list[RankView]:
+def speaking(snapshot: Snapshot) -> list[RankView]:
     """Return the ranks whose values are of now."""
     return [view for view in snapshot.ranks if view.sample is not None and not view.stale and view.state not in GONE]
 
 
 def _memory(snapshot: Snapshot) -> Values:
     out: dict[int, float] = {}
-    for view in _speaking(snapshot):
+    for view in speaking(snapshot):
         memory = view.memory(view.peak)
         known = [value for name in PROCESS if memory is not None and (value := getattr(memory, name)) is not None]
         if known:
@@ -103,14 +103,14 @@ def _memory(snapshot: Snapshot) -> Values:
 
 
 def _difference(snapshot: Snapshot) -> Values:
-    rows = ((view.rank, shown(view, "peak").total_delta) for view in _speaking(snapshot) if view.budget is not None)
+    rows = ((view.rank, shown(view, "peak").total_delta) for view in speaking(snapshot) if view.budget is not None)
     return {rank: float(delta) for rank, delta in rows if delta is not None}
 
 
 def _of_steps(name: str) -> Callable[[Snapshot], Values]:
     def values(snapshot: Snapshot) -> Values:
         out: dict[int, float] = {}
-        for view in _speaking(snapshot):
+        for view in speaking(snapshot):
             known = [value for step in view.steps[-STEPS:] if (value := getattr(step, name)) is not None]
             if known:
                 out[view.rank] = float(median(known) if name == "seconds" else sum(known) / len(known))
@@ -122,7 +122,7 @@ def _of_steps(name: str) -> Callable[[Snapshot], Values]:
 def _of_device(name: str) -> Callable[[Snapshot], Values]:
     def values(snapshot: Snapshot) -> Values:
         out: dict[int, float] = {}
-        for view in _speaking(snapshot):
+        for view in speaking(snapshot):
             value = getattr(view.sample.device, name) if view.sample is not None else None
             if value is None:
                 continue
