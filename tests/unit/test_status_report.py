@@ -9,9 +9,10 @@ from hand_made import NOW, at, rank
 
 from ranktop.budget.terms import Memory
 from ranktop.probes.reading import AllocatorReading, StepTimes
+from ranktop.tui import printing
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.state import Snapshot
-from ranktop.tui.status_report import fact_words, report
+from ranktop.tui.status_report import MARKS, fact_words, report
 from ranktop.wire.schema import Box, Call
 
 GIB = 2**30
@@ -49,6 +50,11 @@ def test_each_finding_is_a_line_with_its_mark_and_since_when_and_its_advice_belo
         "    mend straggler",
         "· pause of ()  (since step 7)",
     ]
+
+
+def test_marks_stay_apart_where_there_is_only_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(printing, "speaks_unicode", lambda: False)
+    assert [printing.legible(MARKS[severity]) for severity in ("critical", "warning", "info")] == ["X", "!", "-"]
 
 
 def test_findings_of_a_kind_share_their_advice_and_many_are_counted() -> None:

@@ -49,7 +49,9 @@ def _style(name: str, palette: Palette, system: ColorSystem) -> Style:
     return style + Style(color=color, bgcolor=ground)
 
 
-_WORDS: Final = {"Δ": "D", "≈": "~", "→": "->", "≤": "<=", "≥": ">=", "–": "-", "—": "-", "·": "-", "×": "x", "…": "~"}
+_WORDS: Final = {
+    "Δ": "D", "≈": "~", "→": "->", "≤": "<=", "≥": ">=", "–": "-", "—": "-", "·": "-", "×": "x", "…": "~", "✖": "X",
+}  # fmt: skip
 
 
 def legible(text: str) -> str:
