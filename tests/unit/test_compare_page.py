@@ -58,6 +58,14 @@ def test_the_page_of_two_runs(pair: Comparison, width: int) -> None:
     golden(f"compare-{width}", text(page(pair, width, colour=False, now=NOW)))
 
 
+def test_a_job_that_is_over_is_not_told_as_one_that_goes_on(pair: Comparison) -> None:
+    def heads(state: str) -> str:
+        return text(page(compare([replace(side.run, state=state) for side in pair.sides]), 80, colour=False, now=NOW))
+
+    assert "running, so far" in heads("running")
+    assert "so far" not in heads("ended")
+
+
 def test_the_page_of_three_runs(comparison: Comparison) -> None:
     golden("compare-three-80", text(page(comparison, 80, colour=False, now=NOW)))
 

@@ -86,6 +86,8 @@ def _head(one: Side, look: Look) -> Line:
 
 def _when(one: Side, now: float) -> str:
     run = one.run
+    if run.state == "ended":
+        return "ended"
     if run.state != "past":
         return f"{run.state}, so far"
     told = f"recorded, ended {since(now - run.ended)} ago" if run.ended is not None else "recorded"
