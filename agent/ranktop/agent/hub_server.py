@@ -18,6 +18,7 @@ import msgspec
 import zmq
 
 from ranktop.agent.hub_nodes import HubNodes
+from ranktop.agent.hub_peers import DOMAIN, Peers
 from ranktop.agent.hub_presence import Presence
 from ranktop.agent.hub_recorder import record
 from ranktop.agent.hub_state import HubState, possible
@@ -153,13 +154,14 @@ class HubServer:
 
     def _open_sockets(self) -> None:
         self._context = zmq.Context()
+        self._peers = Peers(self._context)
         self._agents = self._router(AGENTS_SOCKET, queued=1000)
         # A viewer that asks without ever reading fills its own short queue; what does not fit is dropped.
         self._visitors = self._router(VIEWERS_SOCKET, queued=4)
         path = socket_path(self._directory, VIEWERS_SOCKET)
         self._inode = os.lstat(path).st_ino
         self._poller = zmq.Poller()
-        for source in (self._agents, self._visitors, self._wakes, self._presence.fileno()):
+        for source in (self._peers.socket, self._agents, self._visitors, self._wakes, self._presence.fileno()):
             if source is not None:
                 self._poller.register(source, zmq.POLLIN)
         self.nodes = HubNodes(self.state, self._poller, log)
@@ -171,6 +173,7 @@ class HubServer:
         router.rcvhwm = queued
         # Somewhat above the limit, so that a frame just over it is counted and not only cut off.
         router.maxmsgsize = 2 * MAX_MESSAGE
+        router.zap_domain = DOMAIN
         router.bind("ipc://" + socket_path(self._directory, name))
         return router
 
@@ -197,6 +200,8 @@ class HubServer:
         if self._wakes is not None:
             with contextlib.suppress(BlockingIOError):
                 self._wakes.recv(64)
+        for user in self._peers.turn():
+            self._refuse(self._clock(), BadMessage(f"a connection of user {user}, who is not this hub's"))
         if self._agents in ready:
             self._read_agents()
         now = self._clock()

@@ -17,6 +17,7 @@ from ranktop.agent.lifecycle import ensure_hub
 from ranktop.wire.codec import WireError, WrongVersion, decode_ack, encode_body, encode_header
 from ranktop.wire.endpoints import AGENTS_SOCKET, RunDirectoryError, check_directory, socket_path
 from ranktop.wire.nodes import Door, Doors
+from ranktop.wire.peers import is_trusted, sender
 from ranktop.wire.schema import MAX_MESSAGE, Ack, Box, Card, Device, End, Header, Job, Sample, Stack
 
 QUEUE_MESSAGES: Final = 256
@@ -207,6 +208,12 @@ class Publisher:
             self._descriptor = (out.FD, _described(out.FD))
         return self._socket
 
+    def _hang_up(self) -> None:
+        """Let go of a hub that may be another user's; before the next connection the directory is looked at anew."""
+        if self._socket is not None:
+            self._socket.close(linger=0)
+        self._socket, self._descriptor = None, (-1, ("", ""))
+
     def _leave_if_closed(self) -> None:
         """Open everything anew when the script has closed descriptors that it did not open, as daemons do.
 
@@ -228,11 +235,15 @@ class Publisher:
         ack: Ack | None = None
         while True:
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
+            if not is_trusted(user := sender(frames[0])):
+                self.problem = f"the hub's socket is served by user {user}: refused"
+                self._hang_up()
+                return
             try:
-                ack = decode_ack(frames[0])
+                ack = decode_ack(frames[0].bytes)
                 self.door = ack.door or self.door
             except WrongVersion as error:
                 # A hub is there, so none is to be started; it cannot read this, and says so to viewers.
@@ -270,6 +281,8 @@ class Publisher:
             self._started_at = now
         except (RunDirectoryError, OSError) as error:
             self.problem = str(error)
+            if isinstance(error, RunDirectoryError):
+                self._hang_up()
 
 
 def _described(descriptor: int) -> tuple[str, str]:

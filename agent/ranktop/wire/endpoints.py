@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from ranktop.wire.codec import WrongVersion, clean
+from ranktop.wire.peers import is_trusted, user_behind
 from ranktop.wire.schema import SCHEMA_VERSION, Job
 
 AGENTS_SOCKET: Final = "agents.sock"
@@ -241,17 +242,17 @@ def read_job_file(directory: Path) -> JobFile:
 
 
 def is_listening(directory: Path, name: str) -> bool:
-    """Tell whether a process serves a socket of a job's directory. Takes no lock and sends nothing."""
+    """Tell whether a process of this user serves a socket of a job's directory. Takes no lock and sends nothing."""
     try:
         path = socket_path(directory, name)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)
             probe.connect(path)
+            return is_trusted(user_behind(probe))
     except BlockingIOError:
         return True  # its queue of connections is full: somebody owns it
     except (OSError, RunDirectoryError):
         return False
-    return True
 
 
 def take_lock(directory: Path) -> int | None:

@@ -27,6 +27,7 @@ from ranktop.wire.endpoints import (
     is_listening,
     socket_path,
 )
+from ranktop.wire.peers import is_trusted, sender
 from ranktop.wire.schema import Ask, Batch, Item
 
 ASK_WAIT: Final = 1.0
@@ -181,9 +182,17 @@ class HubSource:
         if self._socket is None:
             return None
         try:
-            return self._socket.recv_multipart(zmq.NOBLOCK)
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
+        user = sender(frames[0])
+        if not is_trusted(user):
+            # Somebody has exchanged the directory since it was looked at.
+            self._state, self._detail = "lost", f"the hub's socket is served by user {user}: refused"
+            self._socket.close(linger=0)
+            self._socket = None
+            return None
+        return [frame.bytes for frame in frames]
 
     def _read(self, frames: list[bytes], out: list[Received | Reset | Whole]) -> None:
         try:
