@@ -13,7 +13,7 @@ from ranktop.tui.remote.explain import explain
 from ranktop.tui.remote.far import FarError, read_listing
 from ranktop.tui.remote.passing import words
 from ranktop.tui.remote.ssh import Ssh, SshError
-from ranktop.tui.remote.target import Target, TargetError, is_remote, parse_target, split_job
+from ranktop.tui.remote.target import Target, TargetError, parse_target, split_job
 
 WAY = Ssh(Target("gpu01", "me"))
 
@@ -52,17 +52,12 @@ def test_what_is_no_target_is_refused_in_one_line(text: str) -> None:
     assert "a target is [user@]host[:port]" in str(refused.value)
 
 
-def test_a_job_of_another_machine(tmp_path: Path) -> None:
+def test_a_job_of_another_machine() -> None:
     assert split_job("me@[::1]:22/ab12") == (Target("::1", "me", 22), "ab12")
     assert split_job("ssh://gpu01/train gpt") == (Target("gpu01"), "train gpt")
     for wrong in ("gpu01", "gpu01/", "/ab", "gpu01/a/b", "-x/ab", "ssh://gpu01"):
         with pytest.raises(TargetError):
             split_job(wrong)
-    file = tmp_path / "me@gpu01.ranktop"
-    assert is_remote(str(file))
-    file.touch()
-    assert not is_remote(str(file))
-    assert not is_remote("ab12")
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ def test_differences_keep_small_ones_apart_from_none() -> None:
         (119.0, "119 s"),
         (121.0, "2 min"),
         (7300.0, "2 h"),
+        (47 * 3600.0, "47 h"),
+        (5 * 86400.0, "5 d"),
     ],
 )
 def test_durations(value: float, text: str) -> None:

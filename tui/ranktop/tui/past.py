@@ -11,7 +11,7 @@ from ranktop.tui.outcome import outcome
 from ranktop.tui.runs import NoRun, Run
 from ranktop.tui.status_findings import reaches
 from ranktop.tui.status_json import job_json
-from ranktop.tui.view.text import plain
+from ranktop.tui.view.text import duration, plain
 from ranktop.wire.recording_file import RecordingError
 
 
@@ -51,15 +51,5 @@ def print_past(run: Run, *, schema: int, as_json: bool, fail_on: str | None = No
 def headline(told: dict[str, Any]) -> str:
     """Return the line that says that nothing below is of now."""
     ago = told["ago"]
-    when = "being written" if ago is None else f"ended {since(ago)} ago"
+    when = "being written" if ago is None else f"ended {duration(ago)} ago"
     return f"RECORDED, {when} ({plain(told['how'])}): all below is of its last moment, ages are from then"
-
-
-def since(seconds: float) -> str:
-    """Write how long ago something was: ``12 s``, ``3 min``, ``2 h``, ``5 d``."""
-    from ranktop.tui.view.text import duration
-
-    return duration(seconds) if seconds < 48 * 3600 else f"{seconds / 86400:.0f} d"
-
-
-__all__ = ["headline", "print_past", "since"]

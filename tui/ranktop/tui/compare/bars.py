@@ -9,9 +9,8 @@ from ranktop.budget.terms import BUDGETED
 from ranktop.budget.words import strategy_words
 from ranktop.tui.compare.comparison import Comparison
 from ranktop.tui.compare.side import Side
-from ranktop.tui.past import since
 from ranktop.tui.view.bar import LETTERS, cells, half_blocks, letters
-from ranktop.tui.view.text import Glyphs, Line, Span, Unit, fit, merge, plain, size
+from ranktop.tui.view.text import Glyphs, Line, Span, Unit, duration, fit, merge, plain, size
 
 INDENT = "   "
 
@@ -90,5 +89,5 @@ def _when(one: Side, now: float) -> str:
         return "ended"
     if run.state != "past":
         return f"{run.state}, so far"
-    told = f"recorded, ended {since(now - run.ended)} ago" if run.ended is not None else "recorded"
+    told = f"recorded, ended {duration(now - run.ended)} ago" if run.ended is not None else "recorded"
     return told if run.at_end in ("ended", "") else f"{told} ({run.at_end})"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from ranktop.budget.terms import BUDGETED
 from ranktop.tui.compare.comparison import Comparison
 from ranktop.tui.compare.side import PHASES, Side
-from ranktop.tui.compare.spread import FEW
+from ranktop.tui.compare.spread import FEW, Difference
 from ranktop.tui.view.text import count, human
 
 MOST_CAUSES: Final = 3
@@ -98,36 +98,28 @@ def _not_timed(base: Side, other: Side, name: str) -> str:
 
 def _categories(comparison: Comparison, other: Side) -> Iterator[str]:
     whole = comparison.needs_differ(other)
-    if whole is None or not whole.real:
-        return
-    found = [
-        (away.away, name)
-        for name in BUDGETED
-        if (away := comparison.category_differs(name, other)) is not None
-        and away.real
-        and abs(away.away) >= CAUSE_SHARE * abs(whole.away)
-    ]
-    found.sort(key=lambda one: -abs(one[0]))
-    if found:
-        told = ", ".join(f"{name} {human(int(away), sign=True)}" for away, name in found[:MOST_CAUSES])
-        yield f"memory: {told}"
+    parts = _parts(whole, {name: comparison.category_differs(name, other) for name in BUDGETED})
+    if parts:
+        yield "memory: " + ", ".join(f"{name} {human(int(away), sign=True)}" for name, away in parts)
 
 
 def _phases(comparison: Comparison, other: Side) -> Iterator[str]:
     whole = comparison.time_differs("seconds", other)
+    parts = _parts(whole, {name: comparison.time_differs(name, other) for name in PHASES})
+    if parts:
+        yield f"time: {', '.join(f'{name} {seconds_away(away)}' for name, away in parts)} a step"
+
+
+def _parts(whole: Difference | None, differences: Mapping[str, Difference | None]) -> list[tuple[str, float]]:
+    """Return the parts that make a difference, the largest first; none where it is within noise."""
     if whole is None or not whole.real:
-        return
+        return []
     found = [
-        (away.away, name)
-        for name in PHASES
-        if (away := comparison.time_differs(name, other)) is not None
-        and away.real
-        and abs(away.away) >= CAUSE_SHARE * abs(whole.away)
+        (name, part.away)
+        for name, part in differences.items()
+        if part is not None and part.real and abs(part.away) >= CAUSE_SHARE * abs(whole.away)
     ]
-    found.sort(key=lambda one: -abs(one[0]))
-    if found:
-        told = ", ".join(f"{name} {seconds_away(away)}" for away, name in found[:MOST_CAUSES])
-        yield f"time: {told} a step"
+    return sorted(found, key=lambda part: -abs(part[1]))[:MOST_CAUSES]
 
 
 def percent(share: float) -> str:

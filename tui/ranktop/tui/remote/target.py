@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -105,8 +104,3 @@ def split_job(text: str) -> tuple[Target, str]:
             f"{clean(text)[:80]!r} names no job of another machine; write TARGET/JOB, for instance gpu01/ab12"
         )
     return parse_target(lead + place), job
-
-
-def is_remote(text: str) -> bool:
-    """Tell whether a text means another machine: an existing path does not; '@' or '/' in it does."""
-    return not os.path.exists(text) and ("@" in text or "/" in text)

@@ -147,14 +147,14 @@ def seconds(value: float | None, dash: str = "–") -> str:
 
 
 def duration(value: float) -> str:
-    """Write an age in one unit, e.g. ``0.4 s``, ``12 s``, ``3 min``, ``2 h``."""
+    """Write an age in one unit, e.g. ``0.4 s``, ``12 s``, ``3 min``, ``2 h``, ``5 d``."""
     if value < 9.95:
         return f"{max(value, 0.0):.1f} s"
     if value < 120:
         return f"{value:.0f} s"
     if value < 7200:
         return f"{value / 60:.0f} min"
-    return f"{value / 3600:.0f} h"
+    return f"{value / 3600:.0f} h" if value < 48 * 3600 else f"{value / 86400:.0f} d"
 
 
 def short_duration(value: float) -> str:
