@@ -127,7 +127,7 @@ def test_killed_hub_is_replaced_with_a_mark_and_gets_the_card_again(
     assert watcher.source.link().state == "live"
     assert publisher.connected
     mark = next(mark for mark in watcher.bodies(Mark) if mark.what == "hub-replaced")
-    assert "killed" in mark.detail
+    assert mark.detail == "the hub before this one was killed; only the recording has what it held"
     watcher.wait_for(lambda body: isinstance(body, Sample) and body.step >= step)
 
 

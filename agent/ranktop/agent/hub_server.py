@@ -147,7 +147,8 @@ class HubServer:
     def _note_replacement(self, now: float) -> None:
         marker = self._directory / MARKER_FILE
         if os.path.lexists(marker):
-            detail = "the hub before this one was killed; history starts anew here"
+            kept = "only the recording has" if self.recorder is not None else "gone is"
+            detail = f"the hub before this one was killed; {kept} what it held"
             self.state.mark(now, "hub-replaced", detail)
         marker.unlink(missing_ok=True)
         marker.write_text(f"{self.state.hub} {os.getpid()}\n")

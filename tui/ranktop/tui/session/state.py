@@ -245,7 +245,7 @@ class Session:
         self.findings.forget()
         self.job, self.hub = reset.job, reset.hub
         if reset.replaced:
-            self.marks.append(Event(now, "hub-replaced", "history starts anew"))
+            self.marks.append(Event(now, "hub-replaced", "live history starts anew"))
 
     def _usual_step(self) -> float | None:
         times = [
