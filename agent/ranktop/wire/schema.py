@@ -165,8 +165,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     step_age: float | None = None
     """Seconds since the last step finished; None before the first."""
     steps: tuple[StepTimes, ...] = ()
-    """The steps finished since the previous sample, oldest first, the last 16 at most; where none was, the last one again:
-    who counts steps goes by their ``index``."""
+    """The steps finished since the previous sample, oldest first, the last 16 at most; where none was, the last one
+    again: who counts steps goes by their ``index``."""
     phase: str = ""
     """``data``, ``forward``, ``backward``, ``optimizer`` or ``eval``: what the training thread is in; else empty."""
     collectives: Collectives = Collectives()
