@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -90,6 +91,7 @@ def test_the_help_names_all_of_them() -> None:
             await run.pilot.pause()
             text = run.text()
             assert " REPLAY " in text
+            assert "freeze" not in text, "a recording is paused"
             for key in REPLAY_KEYS:
                 if key.group != "back":
                     assert re.search(rf"^ *{re.escape(key.shown)} +{re.escape(key.words)}", text, re.MULTILINE), key.id
@@ -145,6 +147,8 @@ def test_no_screen_can_be_taken_for_live(palette: str) -> None:
                     await run.settle()
                     assert lines(run)[0].startswith(" REPLAY "), (name, size)
                     assert "live" not in lines(run)[0], (name, size)
+                    assert "freeze" not in lines(run)[-2], (name, size)
+                    assert "R live" not in lines(run)[-2], "there is nothing live"
                     if size[1] >= 5:
                         assert "paused" in lines(run)[-1], (name, size)
                     else:
@@ -176,6 +180,10 @@ def test_from_live_to_past_and_back() -> None:
             assert lines(run)[0].startswith(" REPLAY ")
             assert "FROZEN" not in run.text()
             assert "hand" not in run.text()
+            assert isinstance(run.app.screen, LiveScreen)
+            run.app.screen.notice_until = 0.0
+            await run.draw()
+            assert "R live" in run.text()
             known = run.app.live.ranks[0].received
             run.clock.advance(5.0)
             run.app.drain()
@@ -188,6 +196,21 @@ def test_from_live_to_past_and_back() -> None:
             assert "REPLAY" not in run.text()
             assert run.app.session is run.app.live
             assert hung().closed
+
+    asyncio.run(turning())
+
+
+def test_of_a_job_on_another_machine_the_whole_command_is_told() -> None:
+    async def turning() -> None:
+        async with replayed(hung(), live=fsdp_job(), at=1090.0) as run:
+            run.app.replay.close()
+            run.app.drain()
+            link = run.app.link()
+            run.app.link = lambda: replace(link, place="trainer@gpu01.example:2222")  # type: ignore[method-assign]
+            await run.pilot.press("R")
+            await run.draw()
+            command = f"ranktop replay trainer@gpu01.example:2222/{run.app.live.job.id}"  # type: ignore[union-attr]
+            assert command in lines(run)[-1]
 
     asyncio.run(turning())
 

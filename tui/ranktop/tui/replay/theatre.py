@@ -174,7 +174,7 @@ class Theatre:
             screen.say("nothing is known of the job yet")
         elif place := app.link().place:
             job = plain(app.live.job.id)
-            screen.say(f"its recording is on {plain(place)}; quit, then: ranktop replay {plain(place)}/{job}")
+            screen.say(f"recorded there; quit, then: ranktop replay {plain(place)}/{job}")
         else:
             app.in_background(partial(_recording_of, app.live.job.id), self._found)
 

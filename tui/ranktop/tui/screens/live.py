@@ -138,7 +138,7 @@ class LiveScreen(Screen[None]):
 
     def draw(self) -> None:
         """Draw one snapshot; an exception becomes a notice, the screen keeps its last picture."""
-        self.options.replaying = self.app.replay.on
+        self.options.replaying, self.options.live_beside = self.app.replay.on, self.app.source is not None
         try:
             content = self.content()
             if simulated(state.card for state in self.app.session.ranks.values()):

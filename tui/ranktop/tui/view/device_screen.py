@@ -19,7 +19,7 @@ from ranktop.tui.view.device_words import device_sentences, grouped
 from ranktop.tui.view.findings import about, by_rank
 from ranktop.tui.view.gauges import Gauges, in_a_word
 from ranktop.tui.view.header import link_words
-from ranktop.tui.view.hints import hint_line, place, window
+from ranktop.tui.view.hints import at_replay, hint_line, place, window
 from ranktop.tui.view.label import label_cells
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.processes import process_lines
@@ -86,7 +86,8 @@ def device_lines(
     room = max(1, height - len(head) - (1 if height > 1 else 0))
     look.top, shown = window(body, look.top, room)
     shown += [pad((), width)] * (room - len(shown))
-    foot = hint_line(HINTS, notice, place(look.top, room, len(body), options.glyphs), options.glyphs, width)
+    hints = at_replay(HINTS, options)
+    foot = hint_line(hints, notice, place(look.top, room, len(body), options.glyphs), options.glyphs, width)
     lines = [*head, *shown, foot][:height]
     return [in_ascii(line) for line in lines] if options.glyphs.ascii else lines
 

@@ -13,7 +13,7 @@ from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.columns import device_name
 from ranktop.tui.view.evidence_plot import value_words
 from ranktop.tui.view.header import title_line
-from ranktop.tui.view.hints import hint_line, place, window
+from ranktop.tui.view.hints import at_replay, hint_line, place, window
 from ranktop.tui.view.options import MOMENT_WORDS, Options
 from ranktop.tui.view.postmortem import has_account
 from ranktop.tui.view.text import Line, Span, duration, fit, human, length, pad, plain
@@ -71,7 +71,7 @@ def diff_lines(
     room = max(1, height - len(head) - (1 if height > 1 else 0))
     pair.top, shown = window(body, pair.top, room)
     shown += [pad((), width)] * (room - len(shown))
-    hints = [*HINTS]
+    hints = [*at_replay(HINTS, options)]
     if left is not None and has_account(left):
         hints.insert(1, ("p", "post-mortem"))
     foot = hint_line(hints, notice, place(pair.top, room, len(body), options.glyphs), options.glyphs, width)

@@ -13,7 +13,7 @@ from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.findings import mark, rule_words, since_words, style_of, tally, whom
 from ranktop.tui.view.header import title_line
-from ranktop.tui.view.hints import hint_line, place
+from ranktop.tui.view.hints import at_replay, hint_line, place
 from ranktop.tui.view.layout import scrolled
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.text import Line, Span, count, duration, fit, length, merge, pad, plain, ranges
@@ -95,7 +95,7 @@ def findings_lines(
         right = ()
     lines = [*head, *body][: max(1, height - 1)]
     lines += [pad((), width)] * (height - 1 - len(lines))
-    foot = hint_line(HINTS, notice, right, options.glyphs, width)
+    foot = hint_line(at_replay(HINTS, options), notice, right, options.glyphs, width)
     return [*lines, foot][:height] if height > 1 else lines[:1]
 
 

@@ -9,7 +9,7 @@ from ranktop.tui.session.rank import GONE
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import LETTERS
-from ranktop.tui.view.hints import category_keys, hint_line
+from ranktop.tui.view.hints import Hints, category_keys, hint_line
 from ranktop.tui.view.label import BRAND, label_cells
 from ranktop.tui.view.nodes import count_words
 from ranktop.tui.view.options import MOMENT_WORDS, Options
@@ -34,7 +34,7 @@ HINTS: Final = (
 )  # fmt: skip
 """Keys named in the last line, by worth."""
 
-REPLAY_HINTS: Final = (
+REPLAY_HINTS: Final[Hints] = (
     ("space", "play/pause"), (", .", "1 s"), ("( )", "1 min"), ("{ }", "finding"), ("< >", "speed"), ("R", "live"),
     ("?", "help"), ("q", "quit"), ("0-9 $", "jump"), ("i", "imbalance"), ("!", "findings"),
 )  # fmt: skip
@@ -173,7 +173,10 @@ def footer(options: Options, notice: str, place: str, width: int) -> Line:
         return _typing(options, right, width)
     if options.filter:
         right.append((f" filter: {plain(options.filter)} ", "frozen"))
-    return hint_line(REPLAY_HINTS if options.replaying else HINTS, notice, right, options.glyphs, width)
+    hints: Hints = HINTS
+    if options.replaying:
+        hints = tuple(hint for hint in REPLAY_HINTS if hint[0] != "R" or options.live_beside)
+    return hint_line(hints, notice, right, options.glyphs, width)
 
 
 def _typing(options: Options, right: list[Span], width: int) -> Line:

@@ -48,7 +48,8 @@ def help_lines(options: Options, keys: tuple[Key, ...], width: int) -> list[Line
                 (f"{SHORT.get(name, name)} ", "dim"),
             ]
     lines.append(pad(spans, width))
-    listed = shown_keys(keys)
+    # A recording is paused, which is listed with the keys of the replay.
+    listed = [key for key in shown_keys(keys) if key.action != "freeze" or not options.replaying]
     for group, title in GROUPS.items():
         if not any(key.group == group for key in listed):
             continue

@@ -27,6 +27,13 @@ def hint_line(hints: Hints, notice: str, right: Sequence[Span], glyphs: Glyphs, 
     return beside(merge(spans), right, width)
 
 
+def at_replay(hints: Hints, options: Options) -> Hints:
+    """Say what the keys do to a recording: it is paused, not frozen. Unchanged while live."""
+    if not options.replaying:
+        return hints
+    return [(key, "play/pause" if word == "freeze" else word) for key, word in hints]
+
+
 def in_letters(keys: str) -> str:
     """Write the arrow keys by name."""
     for arrow, name in (("↑", "Up"), ("↓", "Down"), ("←", "Left"), ("→", "Right")):

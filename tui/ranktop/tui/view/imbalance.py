@@ -15,7 +15,7 @@ from ranktop.tui.view.columns import device_name
 from ranktop.tui.view.findings import about, mark, style_of
 from ranktop.tui.view.grid import GAP, Axes, Folded, by_mesh, by_node, fold, has_mesh
 from ranktop.tui.view.header import title_line
-from ranktop.tui.view.hints import hint_line, place
+from ranktop.tui.view.hints import at_replay, hint_line, place
 from ranktop.tui.view.imbalance_words import Words, metric_tabs, scale_lines
 from ranktop.tui.view.imbalance_zoom import zoom_lines
 from ranktop.tui.view.layout import scrolled
@@ -99,7 +99,7 @@ def imbalance_lines(
     body += [pad((), width)] * (room - len(body))
     right = place(grid.top, room, whole, options.glyphs)
     lines = [*head, *body[:room], *below]
-    foot = hint_line(HINTS, notice, right, options.glyphs, width)
+    foot = hint_line(at_replay(HINTS, options), notice, right, options.glyphs, width)
     return [*lines, foot][:height] if height > 1 else lines[:1]
 
 

@@ -55,6 +55,8 @@ class Options:
     """Session time at which the picture was frozen; None while live."""
     replaying: bool = False
     """The picture is of a recording."""
+    live_beside: bool = False
+    """... of a job that is watched as well, so that there is something to go back to."""
     glyphs: Glyphs = UNICODE
     letters: bool = False
     """Draw bars with letters: there is no colour, or no half block."""
