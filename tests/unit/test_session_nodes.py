@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 from fake_job import FakeClock
 
+from ranktop.probes.reading import Collectives, GroupPosition
 from ranktop.tui.session.nodes import NODE_LOST
 from ranktop.tui.session.source import Received, Reset
 from ranktop.tui.session.state import Session
 from ranktop.tui.status_json import job_json
 from ranktop.tui.status_table import job_line
+from ranktop.tui.view.facts import steps_block
 from ranktop.tui.view.grid import by_node
 from ranktop.tui.view.nodes import count_words, nodes_line
 from ranktop.tui.view.options import Options
@@ -74,6 +76,29 @@ class Watched:
         return [finding.rule for finding in self.session.snapshot().findings]
 
 
+def test_the_last_word_of_a_lost_node_is_not_called_behind() -> None:
+    def told(rank: int) -> str:
+        snapshot = watched.session.snapshot()
+        lines = steps_block(snapshot.ranks[rank], snapshot, 40, Options().glyphs)
+        return "\n".join("".join(part for part, _ in line) for line in lines)
+
+    def feed(ranks: range, calls: int) -> None:
+        groups = (GroupPosition(name="0", description="default_pg", size=6, enqueued=calls, completed=calls),)
+        found = Collectives(groups=groups)
+        watched.session.feed(
+            [message(rank, Sample(rank=rank, step=9, step_age=0.1, collectives=found)) for rank in ranks]
+        )
+
+    watched = Watched()
+    feed(range(6), 40)
+    watched.clock.advance(9.0)
+    feed(range(4), 90)
+    assert "50 behind" in told(4), "a silent rank of a node that is there"
+    watched.session.feed([links("here", "linked", "lost")])
+    assert "behind" not in told(4)
+    assert len(rank_state(watched.session.snapshot().ranks[4], None, Options().glyphs)[0]) <= 16
+
+
 def test_ranks_of_a_lost_node_are_neither_silent_nor_fresh_and_are_told_once() -> None:
     watched = Watched()
     watched.go_on(30)
@@ -96,7 +121,7 @@ def test_ranks_of_a_lost_node_are_neither_silent_nor_fresh_and_are_told_once() -
         "nodes: node-a (ranks 0, 1) here, worker#1 (ranks 2, 3) linked, worker#2 (ranks 4, 5) lost for 90 s "
         "(no answer from 10.0.0.3:4000)"
     )
-    assert rank_state(snapshot.ranks[4], None, Options().glyphs)[0].endswith("node lost 90 s")
+    assert rank_state(snapshot.ranks[4], None, Options().glyphs)[0].endswith("node lost 90s")
     state = job_json(snapshot)
     assert [rank["state"] for rank in state["ranks"]] == ["ok"] * 4 + ["node lost"] * 2
     assert state["nodes"][2] == {

@@ -9,6 +9,7 @@ from typing import Final
 
 from ranktop.budget.terms import CATEGORIES, NOT_BUDGETED
 from ranktop.probes.reading import GroupPosition, StepTimes
+from ranktop.tui.session.nodes import NODE_LOST
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.chart import spark
@@ -95,8 +96,10 @@ def _collectives(view: RankView, snapshot: Snapshot, width: int, glyphs: Glyphs)
     if not found.groups:
         reason = plain(found.reason or "no process group")
         return [pad([("collectives ", "label"), (reason, "dim")], width)]
-    # Samples of a running job are up to an interval apart, so only a standstill says who is behind.
-    furthest = _furthest(snapshot) if snapshot.state == "stalled" or view.stale else {}
+    # Samples of a running job are up to an interval apart, so only a standstill says who is behind. Of a rank whose
+    # node is out of reach nothing new is known.
+    still = (snapshot.state == "stalled" or view.stale) and view.state != NODE_LOST
+    furthest = _furthest(snapshot) if still else {}
     title = pad([("collectives ", "label"), ("done +in flight", "dim")], width)
     return [title, *(pad(_group(group, furthest, glyphs, width), width) for group in found.groups)]
 

@@ -42,7 +42,7 @@ def rank_state(view: RankView, finding: Finding | None, glyphs: Glyphs) -> tuple
     if state == "silent":
         return f"{glyphs.silent} silent {age}", "warn"
     if state == NODE_LOST:
-        return f"{glyphs.silent} node lost {age}", "warn"
+        return f"{glyphs.silent} node lost {short_duration(view.age or 0.0)}", "warn"
     if state in ("failed", "killed", "vanished"):
         return f"{glyphs.failed} {_ended(view)}", "bad"
     if state == "ended":
