@@ -161,6 +161,24 @@ def test_a_failing_source_is_shown_and_the_rest_goes_on(monkeypatch: pytest.Monk
     assert "135.10" in text
 
 
+def test_what_cannot_be_shown_of_a_search_is_told_and_closes_nothing() -> None:
+    def refused(_: object) -> None:
+        raise RuntimeError("the recording is damaged")
+
+    async def failing() -> str:
+        async with dashboard(host_job()) as run:
+            run.app.in_background(lambda: None, refused)
+            for _ in range(500):
+                if run.app.trouble:
+                    break
+                await asyncio.sleep(0.01)
+            await run.draw()
+            assert run.app.is_running
+            return run.text().splitlines()[-1]
+
+    assert "! RuntimeError: the recording is damaged" in asyncio.run(failing())
+
+
 def test_resize_storm() -> None:
     sizes = [(1, 1), (2, 1), (1, 2), (3, 3), (80, 1), (1, 60), (20, 5), (79, 23), (200, 60), (40, 12), (7, 9), (300, 4)]
 

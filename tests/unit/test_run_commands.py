@@ -42,6 +42,7 @@ def test_good_ways_end_with_0() -> None:
         ("export d0d9 --format xlsx", 2, "--format takes csv, json, parquet, recording, not 'xlsx'"),
         ("export nosuch", 3, "no job 'nosuch' on this machine, live or past"),
         ("export d0d9 --format recording --to +3", 2, "a recording is copied whole"),
+        (f"export {'x' * 300}", 3, "no job 'xxx"),
         ("export gpu01/ab12 -F -x", 2, "-F takes what ssh -F takes"),
         ("replay gpu01:22/ab12 -p 23", 2, "gpu01:22 and -p 23 name different ports"),
         ("compare d0d9 gpu01/ab12 -o ProxyCommand", 2, "-o takes KEY=VALUE as ssh does"),

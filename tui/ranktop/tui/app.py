@@ -196,7 +196,10 @@ class RanktopApp(PacedApp):
     def _back(self, then: Callable[..., None], result: object) -> None:
         def finish() -> None:
             self._busy = False
-            then(result)
+            try:
+                then(result)
+            except Exception as error:  # a recording that cannot be opened, above all
+                self.report(error)
 
         # The loop is gone when the program ended while the thread was at work.
         if self._loop is not None and self._loop.is_running():

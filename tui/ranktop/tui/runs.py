@@ -17,8 +17,6 @@ from ranktop.wire.recordings import SUFFIX, RecordingEntry, entry_of, list_recor
 if TYPE_CHECKING:
     from ranktop.tui.remote.ssh import Way
 
-SCHEME: Final = "ssh://"
-
 AT_ONCE: Final = 5.0
 """Seconds within which a job's hub has made its directory and its recording."""
 
@@ -58,10 +56,10 @@ def find_run(text: str, way: Way | None = None) -> Run:
     else is the id (or its beginning) or the name of a job of this machine, live before past. NoRun when there is none.
     ``way``: how a machine is reached; None: as the user's own ssh does.
     """
-    path = Path(os.path.expanduser(text))
-    if path.exists():
-        return _file(path)
-    if text.startswith((SCHEME, *"./~")) and not text.startswith(SCHEME):
+    path = os.path.expanduser(text)
+    if os.path.exists(path):
+        return _file(Path(path))
+    if text.startswith((".", "/", "~")):
         raise NoRun(f"no file {plain(text)!r}")
     if text.endswith(SUFFIX) and "@" not in text:
         raise NoRun(f"no file {plain(text)!r}; `ranktop jobs` lists the recordings of this machine")

@@ -38,13 +38,14 @@ class Place:
     """A folder that only this user can enter; gone when the viewer is, however it ends."""
 
     def __init__(self) -> None:
+        ssh = program()  # before there is a folder to be left behind
         # A socket's path has less than 100 bytes, and ssh adds 17 to that of its control socket: macOS' own temporary
         # folder would leave no room.
         short = "/tmp" if os.access("/tmp", os.W_OK | os.X_OK) else None
         self.path = Path(tempfile.mkdtemp(prefix="ranktop-ssh-", dir=short))
         check_directory(self.path)
         self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD, "ranktop-guard", str(self.path), program()],
+            ["/bin/sh", "-c", _GUARD, "ranktop-guard", str(self.path), ssh],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             cwd="/", start_new_session=True,
         )  # fmt: skip

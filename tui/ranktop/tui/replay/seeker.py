@@ -60,10 +60,6 @@ class Seeker:
             self._thread.start()
         self._requests.put(sought)
 
-    def forget(self) -> None:
-        """Give up what was asked for."""
-        self._wanted = None
-
     def close(self) -> None:
         """Have the thread end soon."""
         self._wanted = None
@@ -101,9 +97,6 @@ class Here:
         except Exception as error:
             sought.failure = error
         sought.ready = True
-
-    def forget(self) -> None:
-        """There is nothing to give up."""
 
     def close(self) -> None:
         """There is nothing to let go of."""
