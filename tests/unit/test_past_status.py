@@ -9,6 +9,7 @@ import pytest
 from compared_runs import Run, fsdp2
 from made_recording import WALL
 
+from ranktop.tui.commands import choose
 from ranktop.tui.past import headline
 from ranktop.tui.status import print_status
 from ranktop.tui.status_json import job_json
@@ -51,6 +52,15 @@ def test_the_table_says_that_it_is_recorded(capsys: pytest.CaptureFixture[str]) 
     assert "llama-fsdp (f5d9)" in out[1]
     assert headline({"ago": 7300.0, "how": "finished"}).startswith("RECORDED, ended 2 h ago (finished)")
     assert headline({"ago": None, "how": "cut off"}).startswith("RECORDED, being written (cut off)")
+
+
+def test_the_dashboard_of_a_job_that_is_over_is_its_replay(capsys: pytest.CaptureFixture[str]) -> None:
+    Run(fsdp2(), steps=8).record()
+    for wanted, words in (("llama-fsdp", "it is over: ranktop replay f5d9"), ("nosuch", "`ranktop jobs` lists")):
+        with pytest.raises(SystemExit) as ended:
+            choose(wanted)
+        assert ended.value.code == 3
+        assert f"no live job '{wanted}' on this machine; {words}" in capsys.readouterr().err
 
 
 def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -251,6 +251,18 @@ def choose(wanted: str) -> JobEntry:
     if len(best := running or jobs) == 1:
         return best[0]
     if not jobs:
-        fail(f"no job {wanted!r} on this machine; `ranktop status` lists those there are", NONE)
+        fail(f"no live job {wanted!r} on this machine; {_instead(wanted)}", NONE)
     names = ", ".join(f"{entry.id} ({entry.name})" for entry in jobs)
     fail(f"{wanted!r} names several jobs: {names}", USAGE)
+
+
+def _instead(wanted: str) -> str:
+    """Say what to do where ``wanted`` names no live job."""
+    from ranktop.tui.runs import NoRun, find_past
+    from ranktop.wire.recordings import list_recordings
+
+    try:
+        past = find_past(wanted, list_recordings())
+    except NoRun:
+        return "`ranktop jobs` lists those there are"
+    return f"it is over: ranktop replay {past.job_id}"

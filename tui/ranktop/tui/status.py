@@ -45,8 +45,8 @@ def print_status(wanted: str | None, *, as_json: bool, fail_on: str | None = Non
         print(json.dumps({"schema": SCHEMA, "jobs": told}, indent=2))
     elif snapshots:
         print_snapshots(snapshots)
-    else:
-        print(nothing_found(found, wanted), file=sys.stderr)
+    elif not jobs:
+        print(nothing_found(), file=sys.stderr)
     if not sessions:
         return NONE
     return FAILED if fail_on and any(reaches(snapshot.findings, fail_on) for snapshot in snapshots) else FOUND
@@ -64,16 +64,12 @@ def _past(found: Found, wanted: str, *, as_json: bool, fail_on: str | None) -> i
     except NoRun as error:
         if as_json and error.code == NONE:
             print(json.dumps({"schema": SCHEMA, "jobs": []}, indent=2))
-        text = nothing_found(found, wanted) if error.code == NONE and found.jobs else f"ranktop: {error}"
-        print(text, file=sys.stderr)
+        print(f"ranktop: {error}", file=sys.stderr)
         return error.code
 
 
-def nothing_found(found: Found, wanted: str | None) -> str:
+def nothing_found() -> str:
     """Return the line that says that there is no job, and what to do."""
-    if wanted is not None and found.jobs:
-        names = ", ".join(f"{entry.id} ({clean(entry.name)})" for entry in found.jobs)
-        return f"ranktop: no job {wanted!r} on this machine; there are: {names}"
     return "ranktop: no job on this machine; start one with: torchrun ... -m ranktop.agent train.py"
 
 

@@ -49,7 +49,7 @@ def _choose(found: Found) -> int:
     from ranktop.wire.codec import clean
 
     if not found.jobs:
-        print(nothing_found(found, None), file=sys.stderr)
+        print(nothing_found(), file=sys.stderr)
         return NONE
     print("several jobs run here; name one with --job:")
     for job in found.jobs:
