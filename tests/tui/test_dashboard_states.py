@@ -89,18 +89,25 @@ def test_what_went_wrong_is_not_lost_behind_where_a_library_raised_it(detail: st
 
 
 def test_stale_values_show_their_age() -> None:
-    async def stale() -> tuple[str, str]:
-        job = fsdp_job()
-        async with dashboard(job) as run:
-            job.silent.update(range(8))
-            run.source.state = Link(state="lost", age=9.0)
-            await run.after(9.0)
-            return run.text(), run.text().splitlines()[0]
-
-    text, header = asyncio.run(stale())
-    assert "! link lost 9.0 s" in header
+    text = asyncio.run(silent_for_9_seconds(Link(state="live", age=0.2)))
+    assert "live, data 9.0 s old" in text.splitlines()[0]
     assert "values are 9.0 s old" in text
     assert text.count("? silent 9.0 s") == 8
+
+
+def test_a_lost_link_shows_its_age_and_calls_no_rank_silent() -> None:
+    text = asyncio.run(silent_for_9_seconds(Link(state="lost", age=9.0)))
+    assert "! link lost 9.0 s" in text.splitlines()[0]
+    assert "silent" not in text
+
+
+async def silent_for_9_seconds(link: Link) -> str:
+    job = fsdp_job()
+    async with dashboard(job) as run:
+        job.silent.update(range(8))
+        run.source.state = link
+        await run.after(9.0)
+        return run.text()
 
 
 def test_stalled_and_ended_jobs_say_so() -> None:
