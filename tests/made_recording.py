@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ranktop.wire.codec import encode_body, encode_header
@@ -29,28 +29,30 @@ def items_of(told: Iterable[Told], pid: int = 100, restart: int = 0) -> list[Ite
 
 def record(
     job: Job, items: Iterable[Item], *, begin: float = 0.0, end: float | None = None, path: Path | None = None,
-    finish: bool = True, every: float = 1.0,
+    finish: bool = True, every: float = 1.0, wall: Callable[[float], float] = lambda t: WALL + t,
 ) -> Path:  # fmt: skip
     """Write a recording into the state directory (or to ``path``), as a hub would: a transaction ``every`` second.
+
+    ``wall``: the wall clock at ``t``.
 
     With ``finish`` the job has ended at ``end`` (default: at its last message); else its hub was cut off then.
     """
     path = path or recording_path(job.id, WALL + begin)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    writer = RecordingWriter.create(path, job, hub="hub-1", began=begin, wall=WALL + begin)
+    writer = RecordingWriter.create(path, job, hub="hub-1", began=begin, wall=wall(begin))
     newest = begin
     due = begin + every
     for item in items:
         while item.t >= due:
-            writer.commit(due, WALL + due)
+            writer.commit(due, wall(due))
             due += every
         writer.add(item)
         newest = max(newest, item.t)
     last = newest if end is None else end
     if finish:
-        writer.finish(last, WALL + last)
+        writer.finish(last, wall(last))
     else:
-        writer.commit(last, WALL + last)
+        writer.commit(last, wall(last))
         writer.close()
     return path
 

@@ -63,6 +63,9 @@ class HandTape:
     def wall(self, t: float) -> float:
         return WALL + t
 
+    def clocks(self) -> list[tuple[float, float]]:
+        return [(self.begin, self.wall(self.begin))]
+
     def items(self, after: float, until: float) -> Iterator[Item]:
         yield from self.all[bisect_right(self.times, after) : bisect_right(self.times, min(until, self.end))]
 

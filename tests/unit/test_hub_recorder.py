@@ -123,6 +123,13 @@ def check_integrity(path: Path) -> None:
     connection.close()
 
 
+def test_what_waited_for_a_disk_has_its_own_wall_clock_times() -> None:
+    hub = Hub()
+    hub.turn(seconds=300.0)
+    with Recording.open(hub.path) as recording:
+        assert recording.clocks() == [(100.0, WALL + 100.0)]
+
+
 def test_a_directory_that_cannot_be_made_is_told_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,15 @@ def ended(id_: str, *ends: End, world_size: int = 2) -> str:
     return outcome_of(path, world_size).words
 
 
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+def test_a_wall_clock_that_was_set_makes_no_job_longer_or_shorter(jump: float) -> None:
+    job = Job(id="a1", name="train", world_size=1)
+    told: list[Told] = [(0.1, 0, Card(job=job, rank=0)), (600.0, 0, End(rank=0, how="exit", code=0))]
+    record(job, items_of(told), wall=lambda t: WALL + t + (jump if t > 300 else 0.0))
+    (found,) = listed(Found([], []), list_recordings())
+    assert found.seconds(WALL + 1e6) == pytest.approx(600.0, abs=0.1)
+
+
 def test_how_a_job_ended_is_told_in_a_few_words() -> None:
     well = [End(rank=rank, how="exit", code=0) for rank in (0, 1)]
     assert ended("a1", *well) == "finished"

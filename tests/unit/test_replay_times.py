@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hand_tape import HandTape, tape
+from made_recording import WALL, items_of, record
 
 from ranktop.tui.replay.times import NoTime, clock, span, when
+from ranktop.wire.recording import Recording
+from ranktop.wire.recordings import clock_set
+from ranktop.wire.schema import Job, Sample
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +44,23 @@ def test_the_wall_clock(day: HandTape) -> None:
 def test_what_is_no_time(day: HandTape, text: str) -> None:
     with pytest.raises(NoTime, match="no time"):
         when(text, day)
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+def test_a_wall_clock_that_was_set_meanwhile(tmp_path: Path, jump: float) -> None:
+    path = record(
+        Job(id="j1", name="train", world_size=1), items_of([(t, 0, Sample(rank=0)) for t in range(1, 600)]),
+        path=tmp_path / "set.ranktop", wall=lambda t: WALL + t + (jump if t > 300 else 0.0),
+    )  # fmt: skip
+    with Recording.open(path) as recording:
+        for t in (60, 290, 320, 540):
+            assert when(clock(recording.wall(t)), recording) == pytest.approx(t, abs=1.1)
+        assert clock_set(recording) == pytest.approx(jump)
+        if jump > 0:
+            assert when(clock(WALL + 2000.0), recording) == pytest.approx(301, abs=1.1), "a time that never was"
+        else:
+            with pytest.raises(NoTime):
+                when(clock(WALL + 2000.0), recording)
 
 
 def test_a_time_outside_says_what_there_is(day: HandTape) -> None:

@@ -184,7 +184,9 @@ class Recorder:
             writer = self._writer = None
             self._wants_seed = True
         if writer is None:
-            opened = open_recording(self._job, *self._identity, self._wall(), self._limit)
+            # The wall clock when the hub began: the disk may have been full since then.
+            wall = self._wall() - max(0.0, self._clock() - self._identity[-1])
+            opened = open_recording(self._job, *self._identity, wall, self._limit)
             writer = self._writer = opened.writer
             self._wants_seed = self._wants_seed or bool(self._trouble)
             if opened.news:

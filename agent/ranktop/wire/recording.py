@@ -189,6 +189,10 @@ class Recording:
         at, wall = self._clock[place]
         return wall + (t - at)
 
+    def clocks(self) -> list[tuple[float, float]]:
+        """Return (t, wall clock) at the begin and wherever the wall clock was set; between them both go alike."""
+        return list(self._clock)
+
     def stretches(self) -> list[Stretch]:
         """Return how closely the samples of each part are kept, in order."""
         found: list[Stretch] = []

@@ -38,6 +38,8 @@ class RecordingEntry:
     simulated: bool = False
     host: str = ""
     """Of the hub that wrote it (last)."""
+    clock_set: float = 0.0
+    """Seconds by which the wall clock was set meanwhile, forward or back (less than 0)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,14 @@ def entry_of(path: Path) -> RecordingEntry:
             job_id=clean(recording.job.id)[:64], name=clean(recording.job.name)[:200], path=path,
             world_size=recording.job.world_size, started=recording.started, ended=recording.ended,
             live=recording.live, bytes=file_bytes(path), steps=recording.steps, simulated=recording.simulated,
-            host=recording.host,
+            host=recording.host, clock_set=clock_set(recording),
         )  # fmt: skip
+
+
+def clock_set(recording: Recording) -> float:
+    """Return by how many seconds more the wall clock went than the recording's own, which is never set."""
+    begin, end = recording.begin, recording.end
+    return recording.wall(end) - recording.wall(begin) - (end - begin)
 
 
 def file_bytes(path: Path) -> int:

@@ -51,6 +51,10 @@ class Listed:
     how: str
     """How it ended, in words; empty while it runs and where nobody recorded it."""
 
+    def seconds(self, now: float) -> float:
+        """Return how long it took, whatever the wall clock was set to meanwhile."""
+        return (self.ended or now) - self.started - (self.recording.clock_set if self.recording is not None else 0.0)
+
     def json(self) -> dict[str, Any]:
         """Return it in the documented form."""
         recording = self.recording
@@ -129,7 +133,7 @@ def table(jobs: Sequence[Listed], width: int, now: float) -> list[str]:
     """Return the lines of the table. Ids stay whole; the last column and then the names are cropped."""
     rows = [
         (
-            job.id, job.name, str(job.world_size), when(job.started, now), length((job.ended or now) - job.started),
+            job.id, job.name, str(job.world_size), when(job.started, now), length(job.seconds(now)),
             size(job.recording.bytes) if job.recording is not None else "–", _state(job),
         )
         for job in jobs

@@ -50,6 +50,10 @@ class Tape(Protocol):
         """Return the wall clock's time then, seconds since 1970."""
         ...
 
+    def clocks(self) -> Sequence[tuple[float, float]]:
+        """Return (t, wall clock) at the begin and wherever the wall clock was set; between them both go alike."""
+        ...
+
     def items(self, after: float, until: float) -> Iterator[Item]:
         """Return the messages of ``after < t <= until``, oldest first."""
         ...

@@ -59,34 +59,34 @@ def _wall(part: str, recording: Tape, text: str) -> float:
     match = _WALL.fullmatch(part)
     if match is None:
         raise _not_understood(text)
-    began, ended = recording.wall(recording.begin), recording.wall(recording.end)
+    clocks, end = recording.clocks(), recording.end
+    ends = [*(t for t, _ in clocks[1:]), end + 1.0]
+    for (t, wall), until in zip(clocks, ends, strict=True):
+        # Each stretch in which the clock was not set is asked for the time.
+        epoch = _epoch(match, wall, text)
+        if wall - 1.0 <= epoch <= wall + (until - t):
+            return t + epoch - wall
+    walls = [wall for _, wall in clocks] + [recording.wall(end)]
+    epoch = _epoch(match, walls[0], text)
+    if walls[0] < epoch < max(walls):
+        return next(t for t, wall in clocks if wall > epoch)
+    span = f"{clock(min(walls), dated=True)} to {clock(max(walls), dated=True)}"
+    raise NoTime(f"{text!r} is not within the recording, which goes from {span}")
+
+
+def _epoch(match: re.Match[str], after: float, text: str) -> float:
+    """Return the time that was typed, seconds since the epoch; without a date the first one from ``after`` on."""
     year, month, day, hour, minute, second = (int(group) if group else None for group in match.groups())
-    start = datetime.fromtimestamp(began)
     try:
+        start = datetime.fromtimestamp(after)
         asked = start.replace(hour=hour or 0, minute=minute or 0, second=second or 0, microsecond=0)
         if year is not None and month is not None and day is not None:
             asked = asked.replace(year=year, month=month, day=day)
         elif asked < start.replace(microsecond=0):
             asked += timedelta(days=1)
-        epoch = asked.timestamp()
-    except (ValueError, OverflowError):
+        return asked.timestamp()
+    except (ValueError, OverflowError, OSError):
         raise _not_understood(text) from None
-    if not began - 1.0 <= epoch <= ended + 1.0:
-        span = f"{clock(began, dated=True)} to {clock(ended, dated=True)}"
-        raise NoTime(f"{text!r} is not within the recording, which goes from {span}")
-    return reached(recording, epoch)
-
-
-def reached(recording: Tape, epoch: float) -> float:
-    """Return when the recording's wall clock showed ``epoch``; it may have been set meanwhile."""
-    low, high = recording.begin, recording.end
-    while high - low > 0.01:
-        middle = (low + high) / 2
-        if recording.wall(middle) < epoch:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def _not_understood(text: str) -> NoTime:
