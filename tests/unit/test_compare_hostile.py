@@ -27,6 +27,7 @@ def absurd(luck: random.Random, path: Path) -> Path:
     """Record a job whose cards and samples say impossible things."""
 
     def card(said: Card) -> Card:
+        said = msgspec.structs.replace(said, device=replace(said.device, name=luck.choice(("GPU", "G\x1b[2JPU\x07"))))
         if said.plan is None or luck.random() < 0.2:
             return msgspec.structs.replace(said, plan=None, inventory=None)
         layout = replace(

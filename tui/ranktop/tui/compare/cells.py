@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from ranktop.budget.terms import BUDGETED
 from ranktop.tui.compare.comparison import Comparison
-from ranktop.tui.compare.side import PHASES, Side
+from ranktop.tui.compare.side import PHASES, Sent, Side
 from ranktop.tui.compare.spread import Difference, Spread
 from ranktop.tui.compare.verdict import NO_SHARE, percent
 from ranktop.tui.session.expected import difference
@@ -149,7 +150,9 @@ def time_rows(comparison: Comparison) -> list[TableRow]:
     measured = tuple(_rate(one.times.get("rate")) for one in sides)
     away = tuple(_share_away(comparison, "rate", other, more_is_bad=False) for other in comparison.others)
     rows.append(TableRow(f"{unit}/s", blank, measured, away, strong=True))
-    rows += [_sent(comparison), _calls(comparison)]
+    # By the rules: no counter of the network is read.
+    rows.append(_told(comparison, "sent/step (exp.)", lambda sent: sent.bytes, lambda value: human(int(value))))
+    rows.append(_told(comparison, "collectives/step", lambda sent: sent.seen, _calls_text))
     return [row for row in rows if any(cell.text not in ("", DASH) for cell in row.measured)]
 
 
@@ -177,22 +180,13 @@ def _share_away(comparison: Comparison, name: str, other: Side, *, more_is_bad: 
     return Cell(text, "bad" if (away.away > 0) == more_is_bad else "good")
 
 
-def _sent(comparison: Comparison) -> TableRow:
-    """What the rules say that a rank sends: no counter of the network is read."""
-    sides = comparison.sides
-    measured = tuple(NOTHING if one.sent.bytes is None else Cell(human(one.sent.bytes)) for one in sides)
+def _told(
+    comparison: Comparison, head: str, value: Callable[[Sent], float | None], text: Callable[[float], str]
+) -> TableRow:
+    values = [value(one.sent) for one in comparison.sides]
     return TableRow(
-        "sent/step (exp.)", (Cell(""),) * len(sides), measured,
-        tuple(_plain_share(comparison.base.sent.bytes, other.sent.bytes) for other in comparison.others),
-    )  # fmt: skip
-
-
-def _calls(comparison: Comparison) -> TableRow:
-    sides = comparison.sides
-    measured = tuple(NOTHING if one.sent.seen is None else Cell(_calls_text(one.sent.seen)) for one in sides)
-    return TableRow(
-        "collectives/step", (Cell(""),) * len(sides), measured,
-        tuple(_plain_share(comparison.base.sent.seen, other.sent.seen) for other in comparison.others),
+        head, (Cell(""),) * len(values), tuple(NOTHING if known is None else Cell(text(known)) for known in values),
+        tuple(_plain_share(values[0], other) for other in values[1:]),
     )  # fmt: skip
 
 

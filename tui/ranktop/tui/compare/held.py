@@ -14,6 +14,7 @@ from ranktop.tui.session.expected import expected
 from ranktop.tui.session.findings.groups import role_key
 from ranktop.tui.session.findings.robust import NORMAL
 from ranktop.tui.session.rank import RankView
+from ranktop.tui.view.text import plain
 from ranktop.wire.schema import Card
 
 SHARE: Final = 0.01
@@ -132,4 +133,4 @@ def _role(card: Card | None) -> str:
         parts.append(f"stage {layout.pipeline_rank}")
     if layout is not None and layout.tensor > 1:
         parts.append(f"tensor-parallel rank {layout.tensor_rank}")
-    return ", ".join(parts) or card.device.name or "unknown"
+    return ", ".join(parts) or plain(card.device.name) or "unknown"
