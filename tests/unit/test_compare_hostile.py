@@ -27,14 +27,23 @@ def absurd(luck: random.Random, path: Path) -> Path:
     """Record a job whose cards and samples say impossible things."""
 
     def card(said: Card) -> Card:
-        said = msgspec.structs.replace(said, device=replace(said.device, name=luck.choice(("GPU", "G\x1b[2JPU\x07"))))
+        device = replace(
+            said.device, name=luck.choice(("GPU", "", "G\x1b[2JPU\x07")), kind=luck.choice(("cuda", "\x1b["))
+        )
+        said = msgspec.structs.replace(said, device=device)
         if said.plan is None or luck.random() < 0.2:
             return msgspec.structs.replace(said, plan=None, inventory=None)
         layout = replace(
             said.plan.layout, shard=luck.choice((0, -3, 1, 2, 2**40)), tensor=luck.choice((0, 1, 2, 10**9)),
             pipeline=luck.choice((0, 1, 3)), context=luck.choice((1, 2, 0)), shard_rank=luck.choice(NUMBERS),
         )  # fmt: skip
-        plan = replace(said.plan, layout=layout, strategy=luck.choice(("ddp", "fsdp2", "zero3", "x\x1b[2J", "")))
+        precision = replace(said.plan.precision, compute=luck.choice(("bfloat16", "\x1b[2Jx")))
+        plan = replace(
+            said.plan,
+            layout=layout,
+            precision=precision,
+            strategy=luck.choice(("ddp", "fsdp2", "zero3", "x\x1b[2J", "")),
+        )
         return msgspec.structs.replace(said, plan=plan, model=luck.choice(("", "A|b")), node="n\n\x07" * 30)
 
     def memory() -> Memory:

@@ -86,7 +86,7 @@ def _model(one: Card, two: Card) -> str:
 
 
 def _devices(side: Side) -> str:
-    kinds = {(plain(card.device.name) or card.device.kind, card.device.total) for card in side.cards()}
+    kinds = {(plain(card.device.name or card.device.kind), card.device.total) for card in side.cards()}
     told = [name if total is None else f"{name} ({human(total)})" for name, total in sorted(kinds, key=str)]
     return ", ".join(told)
 

@@ -88,7 +88,7 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, int):
         return count(value)
     if name.endswith("dtype"):
-        return dtype_words(value)
+        return plain(dtype_words(value))
     if isinstance(value, (tuple, list)):
         return ", ".join(plain(str(part)) for part in value) or "none"
     return plain(str(value)) or "none"
@@ -118,7 +118,7 @@ _FACTS: Final[tuple[tuple[str, Callable[[Card], str | None]], ...]] = (
     ("optimizer", _plan(optimizer_words)),
     ("model", lambda card: plain(card.model) or None),
     ("parameters", lambda card: count(card.inventory.numel) if card.inventory is not None else None),
-    ("device", lambda card: plain(card.device.name) or card.device.kind),
+    ("device", lambda card: plain(card.device.name or card.device.kind)),
     ("backend", lambda card: plain(card.backend) or None),
     ("script", lambda card: plain(card.script) or None),
     ("code", lambda card: plain(card.code) or None),
