@@ -75,6 +75,20 @@ def test_a_difference_within_noise_is_called_that() -> None:
     assert verdict.because == ()
 
 
+def test_a_leak_is_no_noise() -> None:
+    def grows(sample: Sample) -> Sample:
+        assert sample.table is not None
+        more = 100 * MIB * sample.step
+        moments = {
+            name: replace(memory, activations=(memory.activations or 0) + more, free=(memory.free or 0) - more)
+            for name, memory in sample.table.moments.items()
+        }
+        return msgspec.structs.replace(sample, table=msgspec.structs.replace(sample.table, moments=moments))
+
+    verdict = said(Run(fsdp2(), steps=150), Run(fsdp2(), steps=150, sample=grows))
+    assert verdict.sentence.startswith("B needs 14.6 GiB more per GPU")
+
+
 def test_the_running_peak_decides_what_a_gpu_needs_where_it_is_known() -> None:
     comparison = compared(Run(fsdp2(), peak=2 * GIB), Run(fsdp2(), peak=9 * GIB))
     assert comparison.by_peak

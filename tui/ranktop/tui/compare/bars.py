@@ -90,4 +90,4 @@ def _when(one: Side, now: float) -> str:
     if run.state != "past":
         return f"{run.state}, so far"
     told = f"recorded, ended {duration(now - run.ended)} ago" if run.ended is not None else "recorded"
-    return told if run.at_end in ("ended", "") else f"{told} ({run.at_end})"
+    return told if run.at_end in ("ended", "") else f"{told} (cut off while {run.at_end})"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import Final
 
@@ -42,7 +44,7 @@ class Held:
     held: int
     """Bytes of tensors and runtime: without the allocator's cache."""
     unrest: Mapping[str, float] = field(default_factory=dict)
-    """Category -> robust standard deviation over the compared steps, in bytes."""
+    """Category -> robust standard deviation over the compared steps, from one to the next, in bytes."""
     peak: int | None = None
     """The allocator's running peak up to the last compared step, of the group's fullest rank, bytes."""
     peak_step: int = 0
@@ -118,10 +120,13 @@ def _expected(rank: RankLife, peak: Peak) -> Mapping[str, Amount]:
 
 def _unrest(peaks: list[Peak], name: str) -> float:
     values = [value for peak in peaks if (value := getattr(peak.memory, name)) is not None]
-    if not values:
+    if len(values) < 2:
         return 0.0
     middle = float(median(values))
-    return NORMAL * float(median(abs(value - middle) for value in values))
+    around = float(median(abs(value - middle) for value in values))
+    # What grows from step to step is no noise: then a step differs from the next by less than from the middle one.
+    between = float(median(abs(two - one) for one, two in pairwise(values))) / math.sqrt(2.0)
+    return NORMAL * min(around, between)
 
 
 def _role(card: Card | None) -> str:
