@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -16,13 +17,15 @@ from rich.cells import cell_len
 from rich.style import Style
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests" / "tui"))
+sys.path[:0] = [str(HERE.parent / "tests" / "tui"), str(HERE.parent / "tests")]
 
 from dashboard import dashboard  # noqa: E402
 from fake_findings import over_its_peers  # noqa: E402
 from fake_gpu_jobs import hung_job, stray_job  # noqa: E402
 from fake_job import GIB, FakeJob, fsdp_job  # noqa: E402
+from hand_tape import tape  # noqa: E402
 from msgspec import structs  # noqa: E402
+from replayed import replayed  # noqa: E402
 
 from ranktop.tui.screens.strategies import StrategiesScreen  # noqa: E402
 
@@ -176,6 +179,13 @@ async def imbalance(job: FakeJob, size: tuple[int, int]) -> list[list[Run]]:
         return run.rows()
 
 
+async def replay(size: tuple[int, int]) -> list[list[Run]]:
+    """Return the cells of a replay of a job whose ranks were started anew."""
+    recording = tape("restart", 2, ranks=8, seconds=600, start=100)
+    async with replayed(recording, size, at=recording.begin + 250.0) as run:
+        return run.rows()
+
+
 def many_ranks() -> FakeJob:
     """Return 512 ranks on 64 nodes, of which a few are out of line."""
     job, ranks = fsdp_job(8), 512
@@ -193,11 +203,14 @@ def many_ranks() -> FakeJob:
 def main() -> None:
     """Write every picture beside this file."""
     os.environ.pop("NO_COLOR", None)
+    os.environ["TZ"] = "UTC"
+    time.tzset()
     pictures = {
         "ranks": (ranks(fsdp_job(), (120, 30), 3), "ranktop: eight ranks, expected over measured memory"),
         "device": (device(stray_job(), (120, 34)), "ranktop: all that a rank's GPU says, and who else is on it"),
         "strategies": (strategies(fsdp_job(), (120, 28)), "ranktop: the same job under every strategy"),
         "findings": (findings(hung_job(), (120, 28)), "ranktop: what one finding stands on"),
+        "replay": (replay((120, 26)), "ranktop: a recording of a job, and where in it something went wrong"),
         "imbalance": (imbalance(many_ranks(), (120, 30)), "ranktop: 512 ranks, shaded by distance from their peers"),
     }
     for name, (rows, title) in pictures.items():
