@@ -10,11 +10,12 @@ from hub_talk import Rank, kinds, read, state_of_hub
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranktop.agent.hub_history import HISTORY_SECONDS, PointRing
+from ranktop.agent.hub_history import PointRing
 from ranktop.agent.hub_merge import Merge
 from ranktop.agent.hub_state import MAX_LEFT, HubState
 from ranktop.wire.codec import encode_body, encode_header
 from ranktop.wire.nodes import Nodes
+from ranktop.wire.points import HISTORY_SECONDS
 from ranktop.wire.schema import Body, Box, Card, End, Header, History, Item, Mark, Point, Sample, Stack
 
 SPACING = 0.9

@@ -11,16 +11,8 @@ from itertools import chain
 from math import ceil
 from typing import Final
 
-from ranktop.wire.points import LARGEST
+from ranktop.wire.points import HISTORY_SECONDS, LARGEST, point_spacing
 from ranktop.wire.schema import Point
-
-HISTORY_SECONDS: Final = 1800.0
-
-_FULL_RATE_RANKS: Final = 256
-"""Up to this many ranks each keeps a point a second (45 MB in all); more ranks keep fewer points each."""
-
-_JITTER: Final = 0.1
-"""Seconds by which a sample may come early and still count as a second after the one before."""
 
 _WIDTH: Final = len(Point.__struct_fields__)
 _UNKNOWN: Final = math.nan
@@ -30,7 +22,7 @@ class PointRing:
     """A bounded series of points, kept as plain doubles: 88 bytes a point."""
 
     def __init__(self, ranks: int) -> None:
-        self._spacing = max(1.0, ranks / _FULL_RATE_RANKS) - _JITTER
+        self._spacing = point_spacing(ranks)
         self._capacity = ceil(HISTORY_SECONDS / self._spacing)
         self._values = array("d")
         self._oldest = 0

@@ -7,8 +7,22 @@ from typing import Final
 from ranktop.budget.terms import Memory
 from ranktop.wire.schema import Point, Sample
 
+HISTORY_SECONDS: Final = 1800.0
+"""Of each rank that hubs hold, and viewers are told at first."""
+
+_FULL_RATE_RANKS: Final = 256
+"""Up to this many ranks each keeps a point a second (45 MB in all); more ranks keep fewer points each."""
+
+_JITTER: Final = 0.1
+"""Seconds by which a sample may come early and still count as a second after the one before."""
+
 LARGEST: Final = 2**63 - 1
 """The largest integer that SQLite takes; a sum of absurd values still has to fit into a message and a recording."""
+
+
+def point_spacing(ranks: int) -> float:
+    """Return the seconds from one point of a rank to its next, at least, in a job of so many ranks."""
+    return max(1.0, ranks / _FULL_RATE_RANKS) - _JITTER
 
 
 def point_of(sample: Sample, t: float) -> Point:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ranktop.wire.codec import WireError, decode_body, decode_header, encode_body, encode_header
-from ranktop.wire.points import point_of
-from ranktop.wire.recording_file import FULL_RATE_RANKS, RecordingError, bounded, items_size, unpack_body
+from ranktop.wire.points import HISTORY_SECONDS, point_of, point_spacing
+from ranktop.wire.recording_file import RecordingError, bounded, items_size, unpack_body
 from ranktop.wire.schema import Header, History, Item, Mark, Point, Sample
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 LifeKey = tuple[int, int, int]
 """(rank, pid, restart)."""
 
-HISTORY_SECONDS: Final = 1800.0
 SAMPLES_SHOWN: Final = 40
 SAMPLES_BEFORE_A_BOX: Final = 120
 MARKS: Final = 32
@@ -232,11 +231,6 @@ def _histories(recording: Recording, t: float, lives: dict[int, _Life]) -> dict[
             if not points or point.t - points[-1].t >= spacing:
                 points.append(point)
     return found
-
-
-def point_spacing(ranks: int) -> float:
-    """Return the seconds from one point of a rank to its next, as the hub keeps them."""
-    return max(1.0, ranks / FULL_RATE_RANKS) - 0.1
 
 
 def point_from(item: Item) -> tuple[int, Point | None]:

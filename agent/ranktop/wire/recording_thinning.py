@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ranktop.wire.codec import decode_header
+from ranktop.wire.points import point_spacing
 from ranktop.wire.recording_file import (
     CHUNK_BYTES,
     SPANS,
@@ -21,7 +22,7 @@ from ranktop.wire.recording_file import (
     unpack_items,
     unpack_points,
 )
-from ranktop.wire.recording_state import point_from, point_spacing
+from ranktop.wire.recording_state import point_from
 from ranktop.wire.schema import Item, Point
 
 SHARES: Final = {
