@@ -11,8 +11,10 @@ from ranktop.budget.terms import Memory
 from ranktop.probes.reading import AllocatorReading, StepTimes
 from ranktop.tui import printing
 from ranktop.tui.session.findings.finding import Evidence, Finding
+from ranktop.tui.session.rank import Event
 from ranktop.tui.session.state import Snapshot
-from ranktop.tui.status_report import MARKS, fact_words, report
+from ranktop.tui.status_report import MARKS, fact_words, recording_line, report
+from ranktop.tui.status_table import print_snapshots
 from ranktop.wire.schema import Box, Call
 
 GIB = 2**30
@@ -55,6 +57,20 @@ def test_each_finding_is_a_line_with_its_mark_and_since_when_and_its_advice_belo
 def test_marks_stay_apart_where_there_is_only_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(printing, "speaks_unicode", lambda: False)
     assert [printing.legible(MARKS[severity]) for severity in ("critical", "warning", "info")] == ["X", "!", "-"]
+
+
+def test_trouble_with_the_recording_is_told_until_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    picture = at([rank(0)]).snapshot
+    assert recording_line(picture) == ""
+    stopped = Event(NOW - 46.0, "recording", "recording stopped in /disk: database or disk is full\x1b[2J")
+    picture = replace(picture, marks=(Event(NOW - 90.0, "hub-replaced"), stopped))
+    assert recording_line(picture).startswith("! recording stopped in /disk: database or disk is full")
+    assert recording_line(picture).endswith(" (46 s ago)")
+    assert "\x1b" not in recording_line(picture)
+    print_snapshots([picture])
+    assert "! recording stopped in /disk" in capsys.readouterr().out
+    again = Event(NOW - 10.0, "recording", "recording again after 36 s; 40 messages are missing")
+    assert recording_line(replace(picture, marks=(stopped, again))) == ""
 
 
 def test_findings_of_a_kind_share_their_advice_and_many_are_counted() -> None:

@@ -37,6 +37,18 @@ MORE: Final = "    "
 """Before what belongs to the line above."""
 
 
+AGAIN: Final = "recording again"
+"""How the hub's word begins that its trouble with the recording is over."""
+
+
+def recording_line(snapshot: Snapshot) -> str:
+    """Return what the hub last told of its trouble with the recording; empty when there is none."""
+    told = [mark for mark in snapshot.marks if mark.what == "recording"]
+    if not told or told[-1].detail.startswith(AGAIN):
+        return ""
+    return f"{MARKS['warning']} {plain(told[-1].detail)} ({duration(snapshot.now - told[-1].at)} ago)"
+
+
 def report(snapshot: Snapshot) -> list[str]:
     """Return the findings with what to do, or what was looked at when there is none."""
     found = snapshot.findings

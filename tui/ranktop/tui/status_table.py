@@ -12,7 +12,7 @@ from ranktop.tui.session.expected import difference
 from ranktop.tui.session.rank import RankView
 from ranktop.tui.session.state import Session, Snapshot
 from ranktop.tui.status_json import BUDGETABLE, strategy_json
-from ranktop.tui.status_report import report
+from ranktop.tui.status_report import recording_line, report
 from ranktop.tui.view.label import simulated
 from ranktop.tui.view.nodes import nodes_line
 from ranktop.wire.codec import clean
@@ -39,6 +39,8 @@ def _told(snapshot: Snapshot) -> str:
     with console.capture() as told:
         console.print(job_line(snapshot))
         if line := nodes_line(snapshot):
+            console.print(line, soft_wrap=True)
+        if line := recording_line(snapshot):
             console.print(line, soft_wrap=True)
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for name in COLUMNS:
