@@ -10,7 +10,7 @@ import contextlib
 import resource
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import zmq
@@ -30,8 +30,13 @@ _MOST_FILES: Final = 8192
 MOST_KNOCKING: Final = 2048
 """Connections that have not shown a key yet, beyond which the door is shut for a while; a quarter of the files that
 this process may open, where that is less."""
+MOST_REFUSED: Final = 1000
+"""Connections turned away within a second, beyond which the same is done: each costs the node's CPUs about 0.2 ms, and
+they are the job's."""
+MOST_LET_IN: Final = 64
+"""Connections that have shown a key, beyond which it is done too; four for each known key, where that is more."""
 _SHUT: Final = 5.0
-"""Seconds for which the door is shut when too many connections knock."""
+"""Seconds for which the door is shut when too many connections come."""
 _AT_ONCE: Final = 256
 """Events and requests taken in one turn."""
 _ZAP: Final = "inproc://zeromq.zap.01"
@@ -45,7 +50,7 @@ class Keys:
     """A hub's key pair, new with every hub process; the secret one stays in its memory."""
 
     public: bytes
-    secret: bytes
+    secret: bytes = field(repr=False)
 
     @classmethod
     def new(cls) -> Keys:
@@ -67,6 +72,9 @@ class HubDoor:
         self._shut_until: float | None = None
         self._knocking: dict[int, None] = {}
         """Descriptors of connections that have not shown a key yet, the oldest first."""
+        self._let_in = 0
+        self._window = (0.0, 0)
+        """Since when those that are turned away are counted for ``MOST_REFUSED``, and how many there were before."""
         self._most_knocking = min(MOST_KNOCKING, _raise_limit() // 4)
         self.viewers = Viewers(state, own=True, most=BATCH)
         # Before the door: without it every key would do.
@@ -135,12 +143,22 @@ class HubDoor:
         """Look at the keys that are shown, and answer questions. ``now`` on the hub's clock."""
         self._check_keys()
         self._follow_connections()
-        if self._shut_until is None and len(self._knocking) > self._most_knocking:
+        if self._shut_until is None and self._is_flooded(now):
             self._shut(now)
         elif self._shut_until is not None and now >= self._shut_until:
             self._reopen(now)
         read_asks(self._router, self.viewers, self.state, now)
         send_answers(self._router, self.viewers, now)
+
+    def _is_flooded(self, now: float) -> bool:
+        since, before = self._window
+        if now - since >= 1.0:
+            self._window = (now, self.refused)
+        return (
+            len(self._knocking) > self._most_knocking
+            or self._let_in > max(MOST_LET_IN, 4 * len(self._known))
+            or (now - since < 1.0 and self.refused - before > MOST_REFUSED)
+        )
 
     def deadline(self) -> float | None:
         """Return when ``turn`` should be called at the latest; None when only the sockets matter."""
@@ -177,8 +195,11 @@ class HubDoor:
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 # It does not say whose. One for the other evens out in the count when both are gone.
                 self._knocking.pop(next(iter(self._knocking), -1), None)
+                self._let_in += 1
             elif self._knocking.pop(descriptor, descriptor) is None:
                 self._refuse(1)
+            else:
+                self._let_in = max(0, self._let_in - 1)
 
     def _refuse(self, count: int) -> None:
         self.refused += count
@@ -188,6 +209,7 @@ class HubDoor:
         """Close the port and with it all its connections, also those of other hubs: they come again by themselves."""
         self._refuse(len(self._knocking))
         self._knocking.clear()
+        self._let_in = 0  # no event tells of connections that go with the port
         self._shut_until, self._closed = now + _SHUT, list(self._endpoints)
         for endpoint in self._endpoints:
             with contextlib.suppress(zmq.ZMQError):

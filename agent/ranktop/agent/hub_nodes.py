@@ -21,6 +21,7 @@ MOST_NODES: Final = 4096
 _ADDRESS: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z.:%_-]{0,63}|::[0-9A-Fa-f.:]{0,40}")
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _MOST_ADDRESSES: Final = 16
+_LONGEST_NAME: Final = 256
 _MOST_PORTS: Final = 1024
 _EVERYWHERE: Final = ("*", "0.0.0.0", "::")
 
@@ -150,11 +151,13 @@ def _checked(doors: Doors) -> Doors:
     """Return the message with only what can be; BadMessage when it makes no sense as a whole."""
     if not 0 <= doors.node_rank < MOST_NODES:
         raise BadMessage(f"node {doors.node_rank} is out of range")
-    known = {door.node_rank: door for door in doors.doors if _possible(door)}
+    known = {
+        door.node_rank: replace(door, host=clean(door.host[:_LONGEST_NAME])) for door in doors.doors if _possible(door)
+    }
     return Doors(
         node_rank=doors.node_rank,
         nodes=min(max(doors.nodes, 0), MOST_NODES),
-        host=clean(doors.host)[:256],
+        host=clean(doors.host[:_LONGEST_NAME]),
         addresses=_addresses(doors.addresses),
         doors=tuple(known[node] for node in sorted(known)),
     )
@@ -167,6 +170,7 @@ def _possible(door: Door) -> bool:
         and len(door.key) == 40
         and door.key.isascii()
         and bool(_addresses(door.addresses))
+        and len(door.hub) <= _LONGEST_NAME
         and _JOB_ID.fullmatch(door.job_id) is not None
     )
 
