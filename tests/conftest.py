@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from hub_harness import Node
     from jobs import Viewer
 
 
@@ -50,6 +51,15 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have jobs and viewers meet in the test's temporary folder."""
     monkeypatch.setenv("RANKTOP_RUN_DIR", str(tmp_path / "run"))
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    """Give a node of its own, on which hubs may start."""
+    from hub_harness import fresh_node
+
+    with fresh_node(monkeypatch) as made:
+        yield made
 
 
 @pytest.fixture

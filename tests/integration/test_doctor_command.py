@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from doctor_machine import Report, doctor
-from hub_harness import JOB, Node, card, fresh_node, pump, sample, until
+from hub_harness import JOB, Node, card, pump, sample, until
 from nvml_stub.build import NvmlStub, device, device_uuid
 from nvml_stub.hardware import mig_uuid
 
@@ -210,12 +209,6 @@ def test_a_job_that_is_not_there(tmp_path: Path) -> None:
 
 
 # -- jobs ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    with fresh_node(monkeypatch) as made:
-        yield made
 
 
 def looked_at(node: Node, tmp_path: Path, *arguments: str) -> Report:

@@ -10,7 +10,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -24,12 +23,6 @@ from ranktop.agent.lifecycle import ensure_hub
 from ranktop.tui.session import receiver as receiver_module
 from ranktop.wire import endpoints
 from ranktop.wire.schema import Card, End, History, Mark, Sample
-
-
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    with fresh_node(monkeypatch) as made:
-        yield made
 
 
 @pytest.fixture

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
-from hub_harness import TALK, Node, fresh_node
+from hub_harness import TALK, Node
 
 from ranktop.wire.schema import Card, End, Sample
-
-
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    with fresh_node(monkeypatch) as made:
-        yield made
 
 
 @pytest.mark.parametrize(

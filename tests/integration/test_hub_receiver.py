@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from hub_harness import JOB, Node, OtherHub, fresh_node, sample, until
+from hub_harness import JOB, Node, OtherHub, sample, until
 
 from ranktop.tui.session import receiver as receiver_module
 from ranktop.tui.session.receiver import HubSource
@@ -14,12 +14,6 @@ from ranktop.tui.session.source import Received, Reset, Whole
 from ranktop.wire import codec
 from ranktop.wire.endpoints import VIEWERS_SOCKET
 from ranktop.wire.schema import Batch, Header, Item
-
-
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    with fresh_node(monkeypatch) as made:
-        yield made
 
 
 def item(number: int, t: float, body: bytes | None = None) -> Item:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import random
 import struct
-from collections.abc import Iterator
 
 import psutil
 import pytest
-from hub_harness import JOB, Node, OtherHub, card, fresh_node, hubs, pump, sample, until
+from hub_harness import JOB, Node, OtherHub, card, hubs, pump, sample, until
 
 from ranktop.agent import publisher as publisher_module
 from ranktop.tui.session.receiver import HubSource
@@ -26,12 +25,6 @@ from ranktop.wire.schema import (
     Mark,
     Sample,
 )
-
-
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    with fresh_node(monkeypatch) as made:
-        yield made
 
 
 def of_version(frame: bytes, version: int) -> bytes:

@@ -11,11 +11,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_harness import JOB, Node, fresh_node, hubs, pump, sample, until
+from hub_harness import JOB, Node, hubs, pump, sample, until
 
 from ranktop.agent.lifecycle import ensure_hub
 from ranktop.wire.codec import decode_header
@@ -29,12 +28,6 @@ RANKS = 8
 KILLS = 3
 LOST_AT_MOST = 2.0
 """Seconds before a kill of which messages may be missing."""
-
-
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    with fresh_node(monkeypatch) as made:
-        yield made
 
 
 class Load:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hub_harness import JOB, Node, fresh_node, pump, sample, until
+from hub_harness import JOB, Node, pump, sample, until
 from sshd import Server, needs_sshd, server
 
 from ranktop.agent.publisher import Publisher
@@ -42,12 +42,6 @@ EMPTY = '{"schema": 1, "ranktop": "%s", "wire": %d, "host": "far", "jobs": []}'
 @pytest.fixture
 def far(tmp_path: Path) -> Iterator[Server]:
     with server(tmp_path / "far", tmp_path / "far" / "run") as made:
-        yield made
-
-
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    with fresh_node(monkeypatch) as made:
         yield made
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hub_harness import Node, fresh_node, sample, until
+from hub_harness import Node, sample, until
 from sshd import Server, needs_sshd, server
 
 from ranktop.agent.publisher import Publisher
@@ -29,12 +29,6 @@ from ranktop.tui.session.source import Received, Reset, Whole
 from ranktop.wire.schema import Sample
 
 pytestmark = needs_sshd
-
-
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    with fresh_node(monkeypatch) as made:
-        yield made
 
 
 @pytest.fixture

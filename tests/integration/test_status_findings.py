@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from fake_job import GIB, FakeJob, fsdp_job
-from hub_harness import JOB, Node, fresh_node, pump, until
+from hub_harness import JOB, Node, pump, until
 from typer.testing import CliRunner
 
 from ranktop.agent.publisher import Publisher
@@ -22,12 +20,6 @@ from ranktop.wire.schema import Box, Card, End, Job, Sample
 
 SECONDS = 45
 """Samples of each rank: more than the hub hands out."""
-
-
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    with fresh_node(monkeypatch) as made:
-        yield made
 
 
 class Playing:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 
-import pytest
 from fake_device import h100_detail
-from hub_harness import Node, fresh_node, pump, sample, until
+from hub_harness import Node, pump, sample, until
 
 from ranktop.probes.reading import AllocatorReading
 from ranktop.tui.status import ask
@@ -17,12 +15,6 @@ from ranktop.wire.endpoints import find_jobs
 from ranktop.wire.schema import Device
 
 RANKS = 6
-
-
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    with fresh_node(monkeypatch) as made:
-        yield made
 
 
 def test_every_rank_of_a_long_snapshot_is_there(node: Node) -> None:
