@@ -118,7 +118,7 @@ class Meeting(threading.Thread):
                 self.look()
             except StoreError as error:
                 self._failed(str(error))
-            except Exception as error:  # whatever torch raises here costs the sight of other nodes, nothing more
+            except Exception as error:  # whatever goes wrong here costs the sight of other nodes, nothing more
                 self._failed(one_line(error)[:200])
             if not self._stopping:
                 self._wake.wait(self.pause())
