@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from ranktop.tui.view.hints import hint_line
 from ranktop.tui.view.text import (
     ASCII,
     GIB,
@@ -121,3 +122,13 @@ def test_cut_lines_have_their_widths(spans: list[tuple[str, str]], width: int, a
     assert length(right) == width - min(at, width)
     if all(cell_len(text) == len(text) for text, _ in line):
         assert "".join(text for text, _ in (*left, *right)) == "".join(text for text, _ in line)
+
+
+def test_a_notice_that_is_cut_off_shows_it() -> None:
+    for glyphs, mark in ((UNICODE, "…"), (ASCII, "~")):
+        for right in ((), ((" rows 1-9 ", "label"),)):
+            (said, *_) = hint_line((), "a server forbids to forward sockets", right, glyphs, 30)
+            assert said[0].rstrip().endswith(mark)
+            line = hint_line((), "short", right, glyphs, 30)
+            assert line[0][0].rstrip() == " short"
+            assert sum(cell_len(text) for text, _ in line) == 30

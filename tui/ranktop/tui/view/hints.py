@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ranktop.tui.view.bar import LETTERS
 from ranktop.tui.view.options import Options
-from ranktop.tui.view.text import Glyphs, Line, Span, beside, length, merge
+from ranktop.tui.view.text import Glyphs, Line, Span, beside, fit, length, merge
 
 Hints = Sequence[tuple[str, str]]
 """(key, word) by worth: those that do not fit are left out from the end."""
@@ -15,7 +15,8 @@ Hints = Sequence[tuple[str, str]]
 def hint_line(hints: Hints, notice: str, right: Sequence[Span], glyphs: Glyphs, width: int) -> Line:
     """Show a notice, or as many hints as fit, with ``right`` at the other edge."""
     if notice:
-        return beside([(f" {notice}", "notice")], right, width)
+        said = fit(f" {notice}", max(0, width - length(right)), ellipsis=glyphs.ellipsis)
+        return beside([(said.rstrip(), "notice")], right, width)
     spans: list[Span] = [(" ", "")]
     room = width - length(right)
     for key, word in hints:

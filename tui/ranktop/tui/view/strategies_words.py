@@ -11,7 +11,7 @@ from ranktop.budget.words import optimizer_name
 from ranktop.tui.session.whatif import Changes, Measured, WhatIf
 from ranktop.tui.view.options import MOMENT_WORDS, Options
 from ranktop.tui.view.plan import optimizer
-from ranktop.tui.view.text import Glyphs, Line, Span, Unit, first_that_fits, pad, plain, signed, size
+from ranktop.tui.view.text import Glyphs, Line, Span, Unit, first_that_fits, fit, pad, plain, signed, size
 
 STRETCH_WORDS: Final = {
     **MOMENT_WORDS, "forward": "inside forward", "backward": "inside backward",
@@ -92,11 +92,14 @@ def below(name: str, whatif: WhatIf, scale: Scale, options: Options, width: int)
         return [pad((), width)]
     rank = found.rank
     peak = rank.budget.peak()
-    words = [f"{name}: peak {STRETCH_WORDS.get(peak, peak)}" if peak else f"{name}: peak unknown: {_why(found)}"]
+    words = [
+        f"{name}: peak {STRETCH_WORDS.get(peak, peak)}" if peak else f"{name}: peak unknown: {_why(found)}",
+        _sureness(found),
+    ]
     measured = whatif.measured
     if name == whatif.own and measured is not None and measured.memory.cache:
         when = STRETCH_WORDS.get(measured.moment, measured.moment)
-        words.append(f"measured with cache {size(measured.held, scale.unit)} at {when}")
+        words.append(f"{size(measured.held, scale.unit)} with cache at {SHORT_MOMENTS.get(when, when)}")
     if len(found.ranks) > 1:
         words.append(
             f"worst is rank {rank.ranks[0]}" + (f", stage {rank.stage}" if rank.plan.layout.pipeline > 1 else "")
@@ -106,10 +109,9 @@ def below(name: str, whatif: WhatIf, scale: Scale, options: Options, width: int)
         words.append(f"saving a checkpoint needs {size(save, scale.unit)}")
     if load is not None and rank.total is not None and load > rank.total:
         words.append(f"loading needs {size(load, scale.unit)}")
-    words.append(_sureness(found))
     first = f" {options.glyphs.dot} ".join(word for word in words if word)
     second = "; ".join(plain(text) for text in found.assumptions)
-    lines = [pad([(f" {first}", "text")], width)]
+    lines = [pad([(fit(f" {first}", width, ellipsis=options.glyphs.ellipsis), "text")], width)]
     return [*lines, pad([(f" {second}", "dim")], width)] if second else lines
 
 
