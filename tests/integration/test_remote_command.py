@@ -26,7 +26,7 @@ from sshd import Server, needs_sshd, server
 from ranktop.agent.publisher import Publisher
 from ranktop.tui.remote.connection import Connection
 from ranktop.tui.remote.far import FarError
-from ranktop.tui.remote.fetch import fetch_recording
+from ranktop.tui.remote.fetch import fetch_quietly, fetch_recording
 from ranktop.tui.remote.place import Place
 from ranktop.tui.remote.ssh import Ssh
 from ranktop.tui.remote.target import parse_target
@@ -187,7 +187,7 @@ def test_ctrl_c_ends_both_sides(far: Server) -> None:
     until(lambda: not psutil.pid_exists(far_pid) and not any(one.is_running() for one in asleep))
 
 
-def test_a_recording_is_fetched_whole_over_one_connection(far: Server) -> None:
+def test_a_recording_is_fetched_whole_over_one_connection(far: Server, capfd: pytest.CaptureFixture[str]) -> None:
     far.start()
     content = os.urandom(300_000)
     (far.folder / "data").write_bytes(content)
@@ -208,6 +208,13 @@ def test_a_recording_is_fetched_whole_over_one_connection(far: Server) -> None:
     assert log.count("Accepted publickey") == 1
     with pytest.raises(FarError, match="far gave no recording of zz"):
         fetch_recording(way, "zz", say=told.append)
+    # Beside a dashboard nothing may be written to the terminal.
+    capfd.readouterr()
+    (quiet := far.folder / "quiet").mkdir()
+    assert fetch_quietly(way, "ab12", (), quiet).read_bytes() == content
+    with pytest.raises(FarError, match="far gave no recording of zz"):
+        fetch_quietly(way, "zz", (), quiet)
+    assert capfd.readouterr() == ("", "")
 
 
 class Terminal:

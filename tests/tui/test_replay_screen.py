@@ -7,10 +7,12 @@ import re
 import time
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 from fake_job import fsdp_job
 from hand_tape import HandTape, tape
+from made_recording import Told, items_of, record
 from replayed import Replayed, replayed
 
 from ranktop.tui.keys import KEYS, REPLAY_KEYS, shown_keys
@@ -211,6 +213,38 @@ def test_of_a_job_on_another_machine_the_whole_command_is_told() -> None:
             await run.draw()
             command = f"ranktop replay trainer@gpu01.example:2222/{run.app.live.job.id}"  # type: ignore[union-attr]
             assert command in lines(run)[-1]
+
+    asyncio.run(turning())
+
+
+def test_a_copy_of_a_recording_on_another_machine_is_brought(tmp_path: Path) -> None:
+    job = fsdp_job()
+    told: list[Told] = [(1.0 + rank, rank, job.card(rank)) for rank in range(4)]
+    path = record(job.job, items_of(told), path=tmp_path / "fetched.ranktop")
+    answers: list[Path | Exception] = [OSError("no connection to far now"), path]
+
+    def recording(of: str) -> Path:
+        assert of == job.job.id
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def turning() -> None:
+        async with replayed(hung(), live=job) as run:
+            run.app.replay.close()
+            run.app.drain()
+            link = run.app.link()
+            run.app.link = lambda: replace(link, place="far")  # type: ignore[method-assign]
+            run.app.source.recording = recording  # type: ignore[union-attr]
+            for wanted in (f"ranktop replay far/{job.job.id} (no connection to far now)", "where the copy ends"):
+                await run.pilot.press("R")
+                deadline = time.monotonic() + 10
+                while wanted not in run.text() and time.monotonic() < deadline:
+                    await run.pilot.pause(0.02)
+                    await run.draw()
+                assert wanted in run.text()
+            assert lines(run)[0].startswith(" REPLAY ")
 
     asyncio.run(turning())
 

@@ -22,6 +22,9 @@ from ranktop.wire.codec import clean
 MOST: Final = 2 * 1024**3
 """Bytes; a larger recording is not fetched. A hub's own limit is 512 MiB."""
 
+QUIET_MOST: Final = 64 * 1024**2
+"""Bytes of one that is fetched beside a dashboard, where nothing shows how far it has come."""
+
 TELL_EVERY: Final = 2.0
 """Seconds between two words on how far it has come."""
 
@@ -62,12 +65,25 @@ def _size(listing: Listing, job: str) -> int | None:
     return named[0] if len(named) == 1 else None
 
 
-def _copy(way: Ssh, job: str, lead: tuple[str, ...], size: int | None, say: Callable[[str], None]) -> Path:
+def fetch_quietly(way: Ssh, job: str, lead: tuple[str, ...], folder: Path) -> Path:
+    """Copy a recording into a folder while a dashboard stands on the terminal: nobody is told and nobody is asked.
+
+    ``lead``: ssh's arguments for the connection that there is. FarError, also of one that is too large for that.
+    """
+    return _copy(way, job, lead, None, lambda _: None, folder, QUIET_MOST)
+
+
+def _copy(
+    way: Ssh, job: str, lead: tuple[str, ...], size: int | None, say: Callable[[str], None],
+    folder: Path | None = None, most: int = MOST,
+) -> Path:  # fmt: skip
     where = way.target.words
     whole = "" if size is None else f" of {size / MIB:.1f} MiB"
     say(f"fetching the recording of {clean(job)} from {where}" + (f", {size / MIB:.1f} MiB" if size else ""))
-    folder = Path(tempfile.mkdtemp(prefix="ranktop-recording-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    quiet = folder is not None
+    if folder is None:
+        folder = Path(tempfile.mkdtemp(prefix="ranktop-recording-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / "fetched.ranktop"
     got, told = 0, time.monotonic()
     try:
@@ -76,14 +92,15 @@ def _copy(way: Ssh, job: str, lead: tuple[str, ...], size: int | None, say: Call
             def take(data: bytes) -> None:
                 nonlocal got, told
                 got += len(data)
-                if got > MOST:
-                    raise FarError(f"the recording on {where} is larger than {MOST // MIB} MiB", "final")
+                if got > most:
+                    raise FarError(f"the recording on {where} is larger than {most // MIB} MiB", "final")
                 file.write(data)
                 if time.monotonic() - told > TELL_EVERY:
                     told = time.monotonic()
                     say(f"fetched {got / MIB:.1f} MiB{whole}")
 
-            code = run_far(way, ["export", job, "--format", "recording", "--output", "-"], take, lead=lead)
+            export = ["export", job, "--format", "recording", "--output", "-"]
+            code = run_far(way, export, take, person=not quiet, lead=lead, quiet=quiet)
     except OSError as error:
         raise FarError(f"{folder} cannot be written: {error.strerror}", "final") from None
     if code or not got:

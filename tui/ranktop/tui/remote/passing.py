@@ -24,14 +24,17 @@ SSH_FAILED: Final = 255
 Take = Callable[[bytes], None]
 
 
-def run_far(ssh: Ssh, arguments: list[str], take: Take, *, person: bool = True, lead: tuple[str, ...] = ()) -> int:
+def run_far(
+    ssh: Ssh, arguments: list[str], take: Take, *, person: bool = True, lead: tuple[str, ...] = (), quiet: bool = False
+) -> int:
     """Run ``ranktop ARGUMENTS`` on the far side, give its standard output to ``take`` and return its exit code.
 
-    Its standard error goes to ours. FarError where it could not be run, SshError without a usable ssh.
+    Its standard error goes to ours, unless ``quiet``. FarError where it could not be run, SshError without a usable
+    ssh.
     """
     ssh.check()
     token = f"ranktop-{secrets.token_hex(8)}"
-    talk = Talk(person=person, token=f"{token} hello".encode())
+    talk = Talk(person=person, token=None if quiet else f"{token} hello".encode())
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     try:
         process = subprocess.Popen(

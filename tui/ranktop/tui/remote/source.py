@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from ranktop.tui.remote.tunnel import Tunnel
@@ -68,6 +69,10 @@ class RemoteSource:
         elif hub.state == "live" and hub.age is not None and hub.age > OVERDUE:
             state, detail = "lost", self._silence(hub.age, place)
         return Link(state=state, detail=detail, age=hub.age, lost=hub.lost, bad=hub.bad, place=place)
+
+    def recording(self, job: str) -> Path:
+        """Return a copy of a job's recording, as far as it has come there; takes its time. FarError, SshError."""
+        return self._tunnel.recording(job)
 
     def close(self) -> None:
         """Let go of the hub, of ssh and of what it needed."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from ranktop.tui.remote.connection import HELLO_SECONDS, Connection
@@ -101,6 +103,18 @@ class Tunnel:
     def standing(self) -> Standing:
         """Return how the connection is."""
         return self._standing
+
+    def recording(self, job: str) -> Path:
+        """Copy the recording of a job to here, over the connection that stands; takes its time. FarError, SshError."""
+        from ranktop.tui.remote.fetch import fetch_quietly
+
+        connection = self._connection
+        if connection is None or not self._standing.up:
+            raise FarError(f"no connection to {self.ssh.target.words} now")
+        folder = self.place.path / "recording"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        return fetch_quietly(self.ssh, job, connection.shared.use(), folder)
 
     def heard_for(self) -> float:
         """Return the seconds since the far machine last said anything."""

@@ -42,6 +42,7 @@ class Theatre:
         self._going = False
         self._surveyed = False
         self._failed = False
+        self._fetching = False
 
     @property
     def on(self) -> bool:
@@ -173,10 +174,41 @@ class Theatre:
         elif app.live.job is None:
             screen.say("nothing is known of the job yet")
         elif place := app.link().place:
-            job = plain(app.live.job.id)
-            screen.say(f"recorded there; quit, then: ranktop replay {plain(place)}/{job}")
+            self._fetch(screen, plain(place), app.live.job.id)
         else:
             app.in_background(partial(_recording_of, app.live.job.id), self._found)
+
+    def _fetch(self, screen: LiveScreen, place: str, job: str) -> None:
+        """Have a copy of the recording brought here from where the hub is."""
+        fetch: Callable[[str], Path] | None = getattr(self._app.source, "recording", None)
+        command = f"quit, then: ranktop replay {place}/{plain(job)}"
+        if fetch is None:
+            screen.say(f"recorded there; {command}")
+            return
+        screen.say(f"fetching the recording from {place}; live goes on meanwhile")
+        if self._fetching:
+            return
+        self._fetching = True
+
+        def work() -> Path | str:
+            try:
+                return fetch(job)
+            except Exception as error:  # what goes wrong with ssh has many names
+                return f"{command} ({plain(str(error))})"
+
+        self._app.in_background(work, self._fetched)
+
+    def _fetched(self, found: Path | str) -> None:
+        self._fetching = False
+        screen = self._app.screen
+        if not isinstance(screen, LiveScreen) or self.on:
+            return
+        if isinstance(found, str):
+            screen.say(found)
+            return
+        player = player_of(found, growing=False, real=self._app.clock)
+        self.open(player)
+        screen.say(f"paused at {player.wall()}, where the copy ends; {HINTS}")
 
     def _found(self, path: Path | None) -> None:
         screen = self._app.screen
