@@ -27,6 +27,7 @@ from hand_tape import tape  # noqa: E402
 from msgspec import structs  # noqa: E402
 from replayed import replayed  # noqa: E402
 
+from ranktop.tui.replay import survey  # noqa: E402
 from ranktop.tui.screens.strategies import StrategiesScreen  # noqa: E402
 
 CELL_W, CELL_H, FONT = 8.4, 18.0, 14.0
@@ -181,6 +182,7 @@ async def imbalance(job: FakeJob, size: tuple[int, int]) -> list[list[Run]]:
 
 async def replay(size: tuple[int, int]) -> list[list[Run]]:
     """Return the cells of a replay of a job whose ranks were started anew."""
+    setattr(survey, "COST", float("inf"))  # noqa: B010  # as on a machine that has nothing else to do
     recording = tape("restart", 2, ranks=8, seconds=600, start=100)
     async with replayed(recording, size, at=recording.begin + 250.0) as run:
         return run.rows()
