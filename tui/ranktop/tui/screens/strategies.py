@@ -54,7 +54,8 @@ class StrategiesScreen(LiveScreen):
         return strategies(snapshot, self.app.link(), self.whatif, self.choice, self.options, size, self.news())
 
     def _compute(self) -> None:
-        if not self._computing and not self.whatif.complete:
+        # Nothing can be computed of a job that is not known yet: it would be tried again with every picture.
+        if not self._computing and self.whatif.run is not None and not self.whatif.complete:
             self._computing = True
             self.call_later(self._slice)
 
