@@ -98,7 +98,9 @@ def test_the_key_of_a_former_hub_is_good_no_longer(
     assert not late.poll(50)
     knocker = knock(context, node, present)
     lab.until(lambda: knocker.poll(0))
-    assert decode_batch(knocker.recv()).snapshot
+    batch = decode_batch(knocker.recv())
+    assert batch.snapshot
+    assert batch.refused == 0, "no message was lost: no viewer is told that one was"
 
 
 def crowd(node: Node, count: int) -> None:

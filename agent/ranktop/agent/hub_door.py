@@ -204,6 +204,7 @@ class HubDoor:
     def _refuse(self, count: int) -> None:
         self.refused += count
         self.state.refused += count
+        self.state.turned_away += count
 
     def _shut(self, now: float) -> None:
         """Close the port and with it all its connections, also those of other hubs: they come again by themselves."""

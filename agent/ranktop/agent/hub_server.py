@@ -203,6 +203,7 @@ class HubServer:
                 self._wakes.recv(64)
         for user in self._peers.turn():
             self._refuse(self._clock(), BadMessage(f"a connection of user {user}, who is not this hub's"))
+            self.state.turned_away += 1
         if self._agents in ready:
             self._read_agents()
         now = self._clock()

@@ -142,6 +142,8 @@ class HubState:
         self.moves = 0
         """How often a rank was first heard of, or heard of by way of another node than before."""
         self.refused = 0
+        self.turned_away = 0
+        """Of those refused: connections. No message was lost with them, and viewers are not told that one was."""
         self._marks: deque[tuple[bool, Item]] = deque(maxlen=_MARKS)
         """With whether they are this hub's own."""
         self._nodes: Item | None = None

@@ -121,7 +121,7 @@ class Viewers:
             last=last,
             items=tuple(items),
             lost=lost,
-            refused=state.refused,
+            refused=state.refused - state.turned_away,
             started=state.started,
         )
 
