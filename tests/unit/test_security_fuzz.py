@@ -95,7 +95,7 @@ def turned(luck: random.Random, data: bytes) -> bytes:
 def test_turned_messages_raise_wire_errors_only(seed: int) -> None:
     luck = random.Random(seed)
     for data, read in READERS:
-        for _ in range(400):
+        for _ in range(250):
             with contextlib.suppress(codec.WireError):
                 read(turned(luck, data))
 
@@ -107,7 +107,7 @@ def test_a_hub_takes_turned_messages_of_agents_and_of_other_hubs(seed: int) -> N
     failures: list[str] = []
     merge = Merge(state, 0, lambda: "node 1", failures.append)
     items = items_of([(1.0, *message) for message in MESSAGES])
-    for round_ in range(150):
+    for round_ in range(100):
         for item in items:
             now += 0.01
             head = turned(luck, item.header) if luck.random() < 0.4 else item.header
