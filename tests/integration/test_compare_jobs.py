@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jobs import AGENT, TORCHRUN, end_hubs, environment, job, output
+from jobs import AGENT, TORCHRUN, end_hubs, environment, job, output, wait_until
 
 from ranktop.tui.compare.command import Wish, run
 from ranktop.tui.export.command import Wish as ExportWish
 from ranktop.tui.export.command import export
 from ranktop.tui.jobs import print_jobs
 from ranktop.tui.status import print_status
+from ranktop.wire.endpoints import find_jobs
 
 WORKER = str(Path(__file__).with_name("compared_worker.py"))
 STRATEGIES = ("ddp", "fsdp2")
@@ -94,6 +95,7 @@ def test_the_difference_is_that_of_their_tensors(pair: Pair, capsys: pytest.Capt
 
 
 def test_both_are_listed_told_and_written_out(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    wait_until(lambda: all(entry.ended for entry in find_jobs().jobs), 20)
     assert print_jobs(as_json=True) == 0
     listed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)["jobs"]}
     assert [listed[strategy]["state"] for strategy in STRATEGIES] == ["past", "ended"]

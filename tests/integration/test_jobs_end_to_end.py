@@ -174,7 +174,8 @@ def check_a_killed_hub_is_replaced_and_marked(viewer: Viewer) -> None:
 
 
 def check_a_killed_rank_is_named_and_the_rest_is_told(viewer: Viewer) -> None:
-    os.kill(viewer.state()["ranks"][1]["pid"], signal.SIGKILL)
+    known = viewer.wait(lambda state: all(rank["pid"] is not None for rank in state["ranks"]))
+    os.kill(known["ranks"][1]["pid"], signal.SIGKILL)
     state = viewer.wait(lambda s: s["state"] == "ended", 60)
     assert state["ranks"][1]["end"] == {"how": "signal", "code": 9, "detail": "SIGKILL"}
     assert state["ranks"][1]["state"] == "killed"
