@@ -21,19 +21,17 @@ from ranktop.wire.endpoints import find_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("run_directory")]
 
-SMALL = ["--minutes", "3", "--layers", "2", "--hidden", "64", "--batch", "2"]
 LARGER = ["--minutes", "3", "--layers", "3", "--hidden", "192", "--batch", "8"]
 """Whose activations are far more than what malloc rounds."""
 TOLERANCE = 0.02
 """malloc also serves Python and the libraries, and rounds to pages what it maps."""
 
 DEEPSPEED = """
-import os, torch, deepspeed
+import torch, deepspeed
 from deepspeed.ops import __compatible_ops__
 __compatible_ops__["deepspeed_shm_comm"] = False  # else it compiles an operator at start
 from ranktop.demo.gpt import GPT, GPTConfig
-stage = int(os.environ["STAGE"])
-config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": stage, "reduce_bucket_size": 5000,
+config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3, "reduce_bucket_size": 5000,
           "stage3_param_persistence_threshold": 100}, "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True,
           "zero_force_ds_cpu_optimizer": False}
 torch.manual_seed(0)
@@ -63,13 +61,28 @@ def assert_exact(state: dict[str, Any]) -> None:
         assert rank["state"] == "ok"
 
 
-@pytest.mark.parametrize(
-    ("strategy", "name", "sharding"), [("ddp", "ddp", None), ("fsdp1", "fsdp1", "full"), ("fsdp2", "fsdp2", "full")]
-)
-def test_torch_strategies(strategy: str, name: str, sharding: str | None, tmp_path: Path, viewer: Viewer) -> None:
+@pytest.mark.parametrize("strategy", ["fsdp1", "fsdp2"])
+def test_sharded(strategy: str, tmp_path: Path, viewer: Viewer) -> None:
     with job(demo(*LARGER, "--strategy", strategy, "--accumulate", "2"), tmp_path):
         state = viewer.wait(lambda s: steps_done(s, 6), 90)
         snapshot = viewer.session.snapshot()
+    check_all_there_is(state, snapshot, strategy, "full")
+
+
+def test_ddp_and_a_viewer_that_stops_a_hub_that_is_killed_and_a_rank_that_is(tmp_path: Path, viewer: Viewer) -> None:
+    with job(demo(*LARGER, "--strategy", "ddp", "--accumulate", "2"), tmp_path) as process:
+        state = viewer.wait(lambda s: steps_done(s, 6), 90)
+        check_all_there_is(state, viewer.session.snapshot(), "ddp", None)
+        check_a_stopped_viewer_costs_the_job_nothing(viewer)
+        check_a_killed_hub_is_replaced_and_marked(viewer)
+        assert process.poll() is None
+        check_a_killed_rank_is_named_and_the_rest_is_told(viewer)
+        assert process.wait(30) == 1
+    assert "ranktop: " not in output(tmp_path), "the agent has nothing to say in the job's log"
+
+
+def check_all_there_is(state: dict[str, Any], snapshot: Snapshot, name: str, sharding: str | None) -> None:
+    """Two ranks of the demo: what they train, what they hold and where a step's time goes."""
     assert_exact(state)
     check_every_moment(snapshot)
     assert state["state"] == "running"
@@ -115,25 +128,14 @@ def check_every_moment(snapshot: Snapshot) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
-@pytest.mark.parametrize("stage", [1, 3])
-def test_deepspeed(stage: int, tmp_path: Path, viewer: Viewer) -> None:
+def test_deepspeed(tmp_path: Path, viewer: Viewer) -> None:
+    """The other stages, in processes of the tests' own: ``test_deepspeed_states.py``."""
     (tmp_path / "train.py").write_text(DEEPSPEED)
     command = [*TORCHRUN, "--nproc-per-node", "2", *AGENT, "train.py"]
-    with job(command, tmp_path, STAGE=str(stage), DS_ACCELERATOR="cpu"):
+    with job(command, tmp_path, DS_ACCELERATOR="cpu"):
         state = viewer.wait(lambda s: steps_done(s, 8), 90)
     assert_exact(state)
-    assert state["strategy"]["name"] == f"zero{stage}"
-
-
-def test_a_viewer_that_stops_a_hub_that_is_killed_and_a_rank_that_is(tmp_path: Path, viewer: Viewer) -> None:
-    with job(demo(*SMALL, "--strategy", "ddp"), tmp_path) as process:
-        viewer.wait(lambda s: steps_done(s, 3))
-        check_a_stopped_viewer_costs_the_job_nothing(viewer)
-        check_a_killed_hub_is_replaced_and_marked(viewer)
-        assert process.poll() is None
-        check_a_killed_rank_is_named_and_the_rest_is_told(viewer)
-        assert process.wait(30) == 1
-    assert "ranktop: " not in output(tmp_path), "the agent has nothing to say in the job's log"
+    assert state["strategy"]["name"] == "zero3"
 
 
 def check_a_stopped_viewer_costs_the_job_nothing(viewer: Viewer) -> None:
