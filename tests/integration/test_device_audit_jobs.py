@@ -19,16 +19,17 @@ TRAIN = """
 import os, time, torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
-model = DistributedDataParallel(nn.Linear(256, 256))
-optimizer = torch.optim.AdamW(model.parameters())
+model = nn.Linear(256, 256)
 over = torch.zeros(1)
 while not over.item():
     model(torch.randn(16, 256)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    with torch.no_grad():  # by hand: DDP and torch.optim import the compiler, which takes as long as torch
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+            p -= 1e-3 * p.grad
+            p.grad = None
     time.sleep(0.1)
     over[0] = os.path.exists("over")
     dist.all_reduce(over)
