@@ -47,11 +47,6 @@ SCRIPTS = {
         "import os, tempfile, time\nfolder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder)\n"
         "time.sleep(0.5); print('on')\n"
     ),
-    # torch's import.
-    "looks_torch_up_first": (
-        "import importlib.util, sys\nprint(importlib.util.find_spec('torch').name)\nimport torch\n"
-        "agent = sys.modules.get('ranktop.agent.attaching')\nassert agent is None or agent._agent.watch is not None\n"
-    ),
 }
 
 
@@ -59,6 +54,14 @@ SCRIPTS = {
 def test_script_is_its_own(name: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPTS[name])
     assert run(["train.py"], tmp_path, agent=True) == run(["train.py"], tmp_path, agent=False)
+
+
+def test_a_script_that_looks_torch_up_before_it_imports_it_is_watched(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import importlib.util\nprint(importlib.util.find_spec('torch').name)\nimport torch\n"
+        "from ranktop.agent import attaching\nassert attaching._agent.watch is not None\n"
+    )
+    assert run(["train.py"], tmp_path, agent=True) == (0, "torch\n", "")
 
 
 def test_an_agent_that_is_made_to_exit_says_so_and_the_script_goes_on(tmp_path: Path) -> None:
@@ -183,7 +186,7 @@ import torch, torch.multiprocessing as mp, torch.distributed as dist, sys
 from torch import nn
 def work(rank, store):
     dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    model = nn.Linear(4, 4)
     from ranktop.agent import attach, attaching
     attach(model)
     identity = attaching._agent.sampler.identity
