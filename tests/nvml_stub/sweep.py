@@ -193,7 +193,6 @@ def run_all(library: Path, folder: Path) -> Sweep:
     """Run every pair once."""
     sweep = Sweep()
     with job(library, folder) as (stub, client):
-        sweep.called = set(stub.counts())
         client.remember()
         for getter in (*FIELDS, *OLDER):
             hidden = {f"d{SICK}.{newer}.ret": 13 for newer in OLDER.get(getter, ())}
@@ -203,9 +202,9 @@ def run_all(library: Path, folder: Path) -> Sweep:
             for code in CODES:
                 fields = () if answered_by_older(getter, code) else fields_of(getter)
                 sweep.pairs.append(run_pair(stub, client, getter, code, fields, before))
-            sweep.called |= set(stub.counts())
             stub.update(dict.fromkeys(hidden))
             client.watch(SICK, fresh=True)
+        sweep.called = set(stub.counts())
         for code in CODES:
             stub.update({f"d{SICK}.*.ret": code})
             says = dict.fromkeys(("total", "power", "energy"), f"(NVML {code})")
