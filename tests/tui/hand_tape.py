@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from ranktop.agent.hub_state import HubState
 from ranktop.agent.simulation.faults import KINDS as KINDS_OF_FAULT
@@ -25,7 +26,9 @@ Message = tuple[float, Header, Said]
 class HandTape:
     """Holds the items that a hub's stream would, and tells its snapshots by asking a hub's state anew."""
 
-    def __init__(self, job: Job, messages: list[Message], marks: list[tuple[float, str, str]] | None = None) -> None:
+    def __init__(
+        self, job: Job, messages: Sequence[Message], marks: list[tuple[float, str, str]] | None = None
+    ) -> None:
         self.job = job
         self.all: list[Item] = []
         self.live_until = float("inf")
@@ -88,6 +91,7 @@ class HandTape:
         self.closed = True
 
 
+@lru_cache
 def simulated(
     fault: str = "",
     rank: int = 1,
@@ -97,7 +101,7 @@ def simulated(
     start: int = 20,
     seed: int = 3,
     by: float = 0.0,
-) -> list[Message]:
+) -> tuple[Message, ...]:
     """Return what the ranks of a simulated job say in so many seconds."""
     faults = (Fault(fault, rank, by or KINDS_OF_FAULT[fault].by, start),) if fault else ()
     setup = Setup(ranks=ranks, faults=faults, seed=seed)
@@ -112,10 +116,10 @@ def simulated(
                 number += 1
                 header = Header(KINDS[type(body)], voice.rank, voice.pid + 1000 * voice.life, voice.life, number)
                 said.append((1000.0 + t, header, body))
-    return said
+    return tuple(said)
 
 
-def job_of(messages: list[Message]) -> Job:
+def job_of(messages: Sequence[Message]) -> Job:
     """Return the job that its first card tells."""
     from ranktop.wire.schema import Card
 
@@ -124,7 +128,7 @@ def job_of(messages: list[Message]) -> Job:
 
 def tape(fault: str = "", rank: int = 1, **wishes: float) -> HandTape:
     """Return the recording of a simulated job."""
-    messages = simulated(fault, rank, **wishes)  # type: ignore[arg-type]
+    messages = simulated(fault, rank, **wishes)
     made = HandTape(job_of(messages), messages)
     made.last = 1000.0 + wishes.get("seconds", 120)
     return made

@@ -7,6 +7,7 @@ import re
 import time
 from dataclasses import replace
 from functools import lru_cache
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -138,30 +139,32 @@ SCREENS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("palette", [palette.name for palette in PALETTES] + ["none"])
-def test_no_screen_can_be_taken_for_live(palette: str) -> None:
+SIZES = ((80, 24), (120, 40), (40, 10), (20, 4))
+LOOKS = list(zip([palette.name for palette in PALETTES] + ["none"], cycle(SIZES), strict=False))
+
+
+@pytest.mark.parametrize(("palette", "size"), LOOKS)
+def test_no_screen_can_be_taken_for_live(palette: str, size: tuple[int, int]) -> None:
     async def looking() -> None:
-        sizes = ((80, 24),) if palette != "dark" else ((80, 24), (120, 40), (40, 10), (20, 4))
-        for size in sizes:
-            async with replayed(hung(), size, palette, at=1090.0) as run:
-                for name, keys in SCREENS.items():
-                    await run.pilot.press(*keys)
-                    await run.settle()
-                    assert lines(run)[0].startswith(" REPLAY "), (name, size)
-                    assert "live" not in lines(run)[0], (name, size)
-                    assert "freeze" not in lines(run)[-2], (name, size)
-                    assert "R live" not in lines(run)[-2], "there is nothing live"
-                    if size[1] >= 5:
-                        assert "paused" in lines(run)[-1], (name, size)
-                    else:
-                        assert "●" not in lines(run)[-1]
-                    if size == (80, 24) and name not in ("explain", "fit"):
-                        heads = lines(run)[:4]
-                        assert any(line.rstrip().endswith("paused") for line in heads), (name, heads)
-                    assert run.app.trouble == ""
-                    while len(run.app.screen_stack) > 2:
-                        run.app.pop_screen()
-                    await run.pilot.pause()
+        async with replayed(hung(), size, palette, at=1090.0) as run:
+            for name, keys in SCREENS.items():
+                await run.pilot.press(*keys)
+                await run.settle()
+                assert lines(run)[0].startswith(" REPLAY "), (name, size)
+                assert "live" not in lines(run)[0], (name, size)
+                assert "freeze" not in lines(run)[-2], (name, size)
+                assert "R live" not in lines(run)[-2], "there is nothing live"
+                if size[1] >= 5:
+                    assert "paused" in lines(run)[-1], (name, size)
+                else:
+                    assert "●" not in lines(run)[-1]
+                if size == (80, 24) and name not in ("explain", "fit"):
+                    heads = lines(run)[:4]
+                    assert any(line.rstrip().endswith("paused") for line in heads), (name, heads)
+                assert run.app.trouble == ""
+                while len(run.app.screen_stack) > 2:
+                    run.app.pop_screen()
+                await run.pilot.pause()
 
     asyncio.run(looking())
 
