@@ -1,8 +1,12 @@
-"""Trains a small model under DDP or FSDP2 and writes the bytes of its own tensors, counted without the agent."""
+"""Trains a small model under DDP or FSDP2 and writes the bytes of its own tensors, counted without the agent.
+
+The name of the folder given says which, and is the job's name. The ranks are forked: each attaches an agent itself.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -13,6 +17,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+
+from ranktop.agent import attach, detach
 
 STEPS = 16
 
@@ -38,7 +44,10 @@ def size(tensor: torch.Tensor) -> int:
 
 def main() -> None:
     """Run the steps; the last one's tensors are counted before the gradients go."""
-    strategy, target = sys.argv[1], Path(sys.argv[2])
+    target = Path(sys.argv[1])
+    strategy = target.name
+    os.environ["RANKTOP_JOB_NAME"] = strategy
+    os.environ["RANKTOP_RUN_DIR"] = str(target / "run")
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model: nn.Module = Net()
@@ -49,6 +58,7 @@ def main() -> None:
     else:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    attach(model, optimizer)
     counted: dict[str, int] = {}
     for _ in range(STEPS):
         model(torch.randn(8, 768)).square().mean().backward()
@@ -63,9 +73,10 @@ def main() -> None:
         # Not all at once: the agent measures about two steps a second, and waits for nobody.
         time.sleep(0.25)
         optimizer.zero_grad(set_to_none=False)
-    (target / f"{strategy}.{dist.get_rank()}.json").write_text(json.dumps(counted))
+    (target / f"{dist.get_rank()}.json").write_text(json.dumps(counted))
     dist.barrier()
     dist.destroy_process_group()
+    detach()
 
 
 if __name__ == "__main__":

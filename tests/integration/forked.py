@@ -14,19 +14,22 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 
-def run_jobs(worker: str, jobs: Mapping[int, Path], timeout: float, also: str = "") -> None:
+def run_jobs(
+    worker: str, jobs: Mapping[int, Path] | Sequence[tuple[int, Path]], timeout: float, also: str = ""
+) -> None:
     """Run one job of the worker for each (number of ranks, folder); fails with what the ranks have written.
 
     ``also`` is a library that the worker uses as well, where it is installed.
     """
+    pairs = jobs.items() if isinstance(jobs, Mapping) else jobs
     modules = f"{worker},{also}" if also and importlib.util.find_spec(also) else worker
     finished = subprocess.run(
-        [sys.executable, __file__, modules, *(f"{ranks}={folder}" for ranks, folder in jobs.items())],
+        [sys.executable, __file__, modules, *(f"{ranks}={folder}" for ranks, folder in pairs)],
         env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

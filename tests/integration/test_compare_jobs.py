@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import subprocess
@@ -12,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jobs import AGENT, TORCHRUN, end_hubs, environment, job, output, wait_until
+from forked import run_jobs
+from jobs import end_hubs, environment, wait_until
 
 from ranktop.tui.compare.command import Wish, run
 from ranktop.tui.export.command import Wish as ExportWish
@@ -21,7 +21,6 @@ from ranktop.tui.jobs import print_jobs
 from ranktop.tui.status import print_status
 from ranktop.wire.endpoints import find_jobs
 
-WORKER = str(Path(__file__).with_name("compared_worker.py"))
 STRATEGIES = ("ddp", "fsdp2")
 
 pytestmark = pytest.mark.slow
@@ -36,7 +35,7 @@ class Pair:
         self.run = folder / "fsdp2" / "run"
 
     def counted(self, strategy: str, rank: int) -> dict[str, int]:
-        found: dict[str, int] = json.loads((self.folder / f"{strategy}.{rank}.json").read_text())
+        found: dict[str, int] = json.loads((self.folder / strategy / f"{rank}.json").read_text())
         return found
 
 
@@ -44,21 +43,22 @@ class Pair:
 def both() -> Iterator[Pair]:
     with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as name:
         pair = Pair(Path(name))
-        with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RANKTOP_RUN_DIR", str(pair.run))
-            processes = []
-            for strategy in STRATEGIES:
-                place = pair.folder / strategy
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RANKTOP_STATE_DIR", str(pair.state))
+            patch.setenv("RANKTOP_INTERVAL", "0.2")
+            patch.setenv("RANKTOP_HUB_LINGER", "60")
+            places = [pair.folder / strategy for strategy in STRATEGIES]
+            for place in places:
                 place.mkdir()
-                command = [*TORCHRUN, "--nproc-per-node", "2", *AGENT, WORKER, strategy, str(pair.folder)]
-                extra = {"RANKTOP_JOB_NAME": strategy, "RANKTOP_STATE_DIR": str(pair.state)}
-                processes.append((stack.enter_context(job(command, place, **extra)), place))
-            for process, place in processes:
-                assert process.wait(110) == 0, output(place)
-            patch.setenv("RANKTOP_RUN_DIR", str(pair.folder / "ddp" / "run"))
-            end_hubs()
-            patch.setenv("RANKTOP_RUN_DIR", str(pair.run))
-            yield pair
+            try:
+                run_jobs("compared_worker", [(2, place) for place in places], timeout=110)
+                patch.setenv("RANKTOP_RUN_DIR", str(places[0] / "run"))
+                end_hubs()
+                yield pair
+            finally:
+                for place in places:
+                    patch.setenv("RANKTOP_RUN_DIR", str(place / "run"))
+                    end_hubs()
 
 
 @pytest.fixture
