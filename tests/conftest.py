@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import secrets
 import shutil
 import tempfile
@@ -70,6 +71,16 @@ def viewer() -> Iterator[Viewer]:
     found = Viewer()
     yield found
     found.close()
+
+
+# Hundreds of modules and thousands of tests stay to the end: the collector need not look through them again and again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave alone what is there once the tests are known; collect what they make."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
