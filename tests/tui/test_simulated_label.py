@@ -41,27 +41,33 @@ def simulated_job() -> Simulated:
     return Simulated(job.job, job.inventory, job.plan, job.specs, job.node, job.device, details=job.details)
 
 
-def first_line(job: FakeJob, keys: Sequence[str], size: tuple[int, int]) -> str:
-    async def look() -> str:
-        async with dashboard(job, size) as run:
+def first_lines(job: FakeJob, keys: Sequence[str], *sizes: tuple[int, int]) -> list[str]:
+    async def look() -> list[str]:
+        lines = []
+        async with dashboard(job, sizes[0]) as run:
             for key in keys:
                 await run.press(key)
-            return run.text().splitlines()[0]
+            lines.append(run.text().splitlines()[0])
+            for size in sizes[1:]:
+                await run.pilot.resize_terminal(*size)
+                await run.draw()
+                lines.append(run.text().splitlines()[0])
+        return lines
 
     return asyncio.run(look())
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (30, 8)], ids=str)
 @pytest.mark.parametrize("screen", SCREENS)
-def test_every_screen_begins_with_the_label(screen: str, size: tuple[int, int]) -> None:
-    line = first_line(simulated_job(), SCREENS[screen], size)
-    assert line.lstrip().startswith("SIMULATED ") if screen == "help" else line.startswith(" SIMULATED ")
-    assert cell_len(line) <= size[0]
+def test_every_screen_begins_with_the_label(screen: str) -> None:
+    sizes = [(80, 24), (120, 40), (30, 8)]
+    for line, size in zip(first_lines(simulated_job(), SCREENS[screen], *sizes), sizes, strict=True):
+        assert line.lstrip().startswith("SIMULATED ") if screen == "help" else line.startswith(" SIMULATED ")
+        assert cell_len(line) <= size[0]
 
 
 def test_no_label_on_a_real_job() -> None:
     for keys in SCREENS.values():
-        assert "SIMULATED" not in first_line(fsdp_job(8), keys, (80, 24))
+        assert "SIMULATED" not in first_lines(fsdp_job(8), keys, (80, 24))[0]
 
 
 def snapshot_of(job: FakeJob) -> Snapshot:
