@@ -139,25 +139,27 @@ class Lab:
 
     nodes: list[Node]
 
-    def torchrun(self, node: Node, *options: str, **environment: str) -> None:
-        """Start the training on a node, two ranks."""
-        command = [*TORCHRUN, "--nproc-per-node", "2", *options, "-m", "ranktop.agent", str(SCRIPT)]
+    def torchrun(self, node: Node, ranks: int, *options: str, **environment: str) -> None:
+        """Start the training on a node."""
+        command = [*TORCHRUN, "--nproc-per-node", str(ranks), *options, "-m", "ranktop.agent", str(SCRIPT)]
         node.start(command, GLOO_SOCKET_IFNAME="job0", **environment)
 
     def static(self, **environment: str) -> None:
-        """Start one job on all nodes with static rendezvous."""
+        """Start one job on all nodes with static rendezvous, two ranks on each."""
         for node in self.nodes:
             self.torchrun(
                 node,
+                2,
                 *("--nnodes", str(len(self.nodes)), "--node-rank", str(node.number)),
                 *("--master-addr", self.nodes[0].address, "--master-port", "29500"),
                 **environment,
             )
 
     def c10d(self, node: Node, nnodes: str, run_id: str, port: int, **environment: str) -> None:
-        """Have a node join a job with c10d rendezvous."""
+        """Have a node join a job with c10d rendezvous, one rank on it."""
         self.torchrun(
             node,
+            1,
             *("--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-id", run_id, "--local-addr", node.address),
             # Ranks that lose a peer before they are told to start anew have failed, for torchrun.
             *("--max-restarts", "3"),

@@ -30,6 +30,9 @@ AHEAD = (0.0, 3600.0, 86400.0)
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Rank 0 makes the job's store: with the launcher's, torch 2.13 has a node that joins later wait for it in vain."""
 
+CUT = 60.0
+"""Seconds that a hub is out of reach."""
+
 ALL = {0: (0, 1), 1: (2, 3), 2: (4, 5)}
 States = Sequence[dict[str, Any]]
 
@@ -41,7 +44,9 @@ class Job:
         self.lab = of
         self.viewers = [NodeViewer(node) for node in of.nodes]
 
-    def wait(self, wanted: Callable[[States], bool], seconds: float, *, of: Sequence[int] = (0, 1, 2)) -> States:
+    def wait(
+        self, wanted: Callable[[States], bool], seconds: float, *, of: Sequence[int] = (0, 1, 2), pause: float = 0.0
+    ) -> States:
         """Return the first states of the viewers ``of`` that are wanted, all viewers being fed meanwhile."""
         deadline = time.monotonic() + seconds
         states: list[dict[str, Any]] = []
@@ -49,6 +54,7 @@ class Job:
             states = [self.viewers[number].state() for number in of]
             if all(states) and wanted(states):
                 return states
+            time.sleep(pause)
         told = [(state.get("step"), state_words(state), state.get("nodes")) for state in states]
         raise AssertionError(f"waited {seconds} s in vain: {told}\n{self.lab.output()}")
 
@@ -70,9 +76,8 @@ def whole(state: dict[str, Any]) -> bool:
 
 
 def dealt_out(state: dict[str, Any]) -> bool:
-    """Whether each of three nodes has two of the six ranks."""
-    found = ranks_by_node(state)
-    return sorted(map(len, found.values())) == [2, 2, 2] and len({rank for two in found.values() for rank in two}) == 6
+    """Whether each of three nodes has one of the three ranks."""
+    return sorted(ranks_by_node(state).values()) == [(0,), (1,), (2,)]
 
 
 def rules(state: dict[str, Any]) -> list[str]:
@@ -114,8 +119,9 @@ def test_every_hub_shows_all_ranks_each_once(job: Job) -> None:
         assert len([line for line in lines if "c10d" in line]) <= 3, node.log
 
 
-@pytest.mark.parametrize("seconds", [5.0, pytest.param(60.0, marks=pytest.mark.slow)])
-def test_what_a_cut_off_hub_recorded_comes_when_it_is_back(job: Job, seconds: float) -> None:
+@pytest.mark.slow
+def test_what_a_cut_off_hub_recorded_comes_when_it_is_back(job: Job) -> None:
+    """After a minute."""
     job.wait(lambda states: all(map(whole, states)), 30)
     away, rest = job.lab.nodes[2], ["ok"] * 4
     before = job.viewers[0].session.ranks[4].sample
@@ -124,12 +130,11 @@ def test_what_a_cut_off_hub_recorded_comes_when_it_is_back(job: Job, seconds: fl
     away.link(up=False)
     try:
         lost = job.wait(lambda states: node_states(states[0])[2] == "lost" == node_states(states[2])[0], 40)
-        lost_at = time.monotonic()
         assert state_words(lost[0]) == [*rest, NODE_LOST, NODE_LOST]
         assert state_words(lost[2])[4:] == ["ok", "ok"]
         assert lost[0]["nodes"][2]["detail"]
         until = lost[0]["step"] + 10
-        job.wait(lambda states: states[0]["step"] > until and time.monotonic() > lost_at + seconds, seconds + 30)
+        job.wait(lambda states: states[0]["step"] > until and time.monotonic() > cut_at + CUT, CUT + 30, pause=0.5)
         state = job.viewers[0].state()
         assert state_words(state) == [*rest, NODE_LOST, NODE_LOST]
         assert rules(state) == ["node"]
@@ -141,7 +146,7 @@ def test_what_a_cut_off_hub_recorded_comes_when_it_is_back(job: Job, seconds: fl
         lambda states: all(whole(state) and set(node_states(state)) <= {"here", "linked"} for state in states), 60
     )
     assert [state["nodes"][2]["missed"] for state in states] == [0, 0, 0]
-    assert job.viewers[2].session.ranks[4].history.column("step")[-1] - before.step > 5 * cut, "it went on meanwhile"
+    assert job.viewers[2].session.ranks[4].history.column("step")[-1] - before.step > 2 * cut, "it went on meanwhile"
     for here, rank in ((0, 4), (0, 5), (1, 4), (2, 0), (2, 3)):
         assert_complete(job, here, rank, before.step)
     job.wait(lambda states: not any(rules(state) for state in states), 30)
@@ -181,7 +186,7 @@ def test_delay_and_loss_between_the_hubs_cost_no_sample(job: Job) -> None:
     try:
         states = job.wait(lambda states: all(map(whole, states)), 30)
         step = states[0]["step"]
-        job.wait(lambda states: states[0]["step"] > step + 60, 60)
+        job.wait(lambda states: states[0]["step"] > step + 30, 60)
         assert_complete(job, 0, 2, step)
     finally:
         with contextlib.suppress(OSError):
@@ -223,18 +228,18 @@ def test_a_node_that_joins_late_is_seen_by_all(job: Job) -> None:
     job.viewers = [NodeViewer(node) for node in job.lab.nodes]
     for node in job.lab.nodes[:2]:
         job.lab.c10d(node, "2:3", "elastic", 29600, **OWN_STORE)
-    two = {0: (0, 1), 1: (2, 3)}
+    two = {0: (0,), 1: (1,)}
     job.wait(
-        lambda states: all(state_words(state) == ["ok"] * 4 and ranks_by_node(state) == two for state in states),
+        lambda states: all(state_words(state) == ["ok"] * 2 and ranks_by_node(state) == two for state in states),
         90,
         of=(0, 1),
     )
     job.lab.c10d(job.lab.nodes[2], "2:3", "elastic", 29600, **OWN_STORE)
-    # Which node gets which place is the rendezvous' affair; each has two ranks.
+    # Which node gets which place is the rendezvous' affair; each has one rank.
     states = job.wait(
-        lambda states: all(state_words(state) == ["ok"] * 6 and dealt_out(state) for state in states), 120
+        lambda states: all(state_words(state) == ["ok"] * 3 and dealt_out(state) for state in states), 120
     )
-    assert {state["world_size"] for state in states} == {6}
+    assert {state["world_size"] for state in states} == {3}
     job.wait(lambda states: len({state["id"] for state in states}) == 1, 10)
     for node in job.lab.nodes:
         (node.directory / "over").touch()
