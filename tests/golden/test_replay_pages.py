@@ -6,10 +6,11 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 
 import pytest
 from golden_screens import compare
-from hand_tape import tape
+from hand_tape import HandTape, tape
 from replayed import replayed
 
 from ranktop.tui.view.scrubber import Scrub, scrubber
@@ -25,6 +26,11 @@ def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
+@lru_cache
+def restarted() -> HandTape:
+    return tape("restart", 2, seconds=100, start=40)
+
+
 @pytest.mark.parametrize(
     ("name", "size", "theme", "ascii"),
     [
@@ -36,7 +42,7 @@ def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_pages(name: str, size: tuple[int, int], theme: str, ascii: bool) -> None:
     async def drawing() -> str:
-        async with replayed(tape("restart", 2, seconds=100, start=40), size, theme, ascii=ascii, at=1070.0) as run:
+        async with replayed(restarted(), size, theme, ascii=ascii, at=1070.0) as run:
             return run.painted()
 
     text = asyncio.run(drawing())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from dashboard import Dashboard
 from fake_job import FakeClock, FakeJob, FakeSource
@@ -12,6 +13,7 @@ from hand_tape import HandTape
 
 from ranktop.tui.app import RanktopApp
 from ranktop.tui.replay.player import Player
+from ranktop.tui.replay.survey import Findings
 
 
 @dataclass
@@ -45,11 +47,19 @@ class Replayed(Dashboard):
         return self.player.deck.at - self.player.deck.tape.begin
 
 
+SURVEYED: WeakKeyDictionary[HandTape, tuple[Findings, str]] = WeakKeyDictionary()
+"""What recordings are known to hold; none of them changes."""
+
+
 def played(recording: HandTape, clock: FakeClock, at: float | None = None) -> Player:
     """Return a player whose survey is through already and begins no thread."""
     player = Player(lambda: recording, at=at, real=clock, aside=False)
     player.deck.work(10.0)
-    player.survey.run()
+    if recording not in SURVEYED:
+        player.survey.run()
+        SURVEYED[recording] = player.survey.findings, player.survey.failure
+    player.survey.findings, player.survey.failure = SURVEYED[recording]
+    recording.closed = False
     player.survey.start = lambda: None  # type: ignore[method-assign]
     return player
 
