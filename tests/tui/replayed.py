@@ -13,7 +13,7 @@ from hand_tape import HandTape
 
 from ranktop.tui.app import RanktopApp
 from ranktop.tui.replay.player import Player
-from ranktop.tui.replay.survey import Findings
+from ranktop.tui.replay.spells import Findings
 
 
 @dataclass
