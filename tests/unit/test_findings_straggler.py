@@ -125,13 +125,13 @@ def test_among_two_or_three_it_must_be_more_and_confidence_is_low(ranks: int) ->
 
 @pytest.mark.parametrize("strategy", list(PROGRAMS))
 def test_sound_jobs_raise_nothing(strategy: str) -> None:
-    """Forty seeds each, quiet and noisy, with lengths that vary and with spikes."""
+    """Twenty seeds each, quiet and noisy, with lengths that vary and with spikes."""
     kinds = (
         {"noise": 0.02}, {"noise": 0.1}, {"lengths": 0.3}, {"spikes": 0.02},
         {"noise": 0.15, "lengths": 0.2, "spikes": 0.01},
     )  # fmt: skip
     told = []
-    for seed in range(40):
+    for seed in range(20):
         kind = kinds[seed % len(kinds)]
         ranks = (2, 4, 8, 8)[seed // len(kinds) % 4]
         job = replace(Lockstep(strategy, ranks, seed=seed), **kind)  # type: ignore[arg-type]
