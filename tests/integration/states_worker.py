@@ -101,7 +101,8 @@ def main() -> None:
     gc.freeze()  # the imports' objects: without them a collection takes no time
     for case in cases(world):
         for dtype in (torch.float32, torch.bfloat16):
-            if "mixed" in case.name and dtype is torch.bfloat16:
+            # What three ranks share out unevenly are elements, of whichever size.
+            if dtype is torch.bfloat16 and ("mixed" in case.name or world == 3):
                 continue
             name = f"{case.name}-{str(dtype).removeprefix('torch.')}"
             with LiveStorages() as live:
