@@ -215,7 +215,7 @@ class ThrottledPty:
         began = time.monotonic()
         while not wanted():
             assert time.monotonic() - began < seconds, f"not within {seconds} s; the screen:\n{self.text()}"
-            time.sleep(0.005)
+            time.sleep(0.02)
         return time.monotonic() - began
 
     def _carry(self) -> None:
