@@ -14,8 +14,8 @@ from msgspec.structs import replace as replace_card
 import ranktop.budget.project
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.plan import OptimizerPlan, State
-from ranktop.budget.project import Projection, project
-from ranktop.budget.run import STRATEGIES, Run
+from ranktop.budget.project import project
+from ranktop.budget.run import STRATEGIES, Projection, Run
 from ranktop.tui.keys import STRATEGY_KEYS
 from ranktop.tui.screens.explain import ExplainScreen
 from ranktop.tui.screens.strategies import StrategiesScreen
@@ -32,11 +32,9 @@ def _known_projections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def known(run: Run, strategy: str) -> Projection:
     before = KNOWN.setdefault(strategy, [])
-    for asked, found in before:
-        if asked == run:
-            return found
-    before.append((run, project(run, strategy)))
-    return before[-1][1]
+    if all(asked != run for asked, _ in before):
+        before.append((run, project(run, strategy)))
+    return next(found for asked, found in before if asked == run)
 
 
 KNOWN: dict[str, list[tuple[Run, Projection]]] = {}
