@@ -18,6 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+DIGITS = 5
+"""Of a port, as the ranks are told it."""
+
 
 def run_jobs(
     worker: str, jobs: Mapping[int, Path] | Sequence[tuple[int, Path]], timeout: float, also: str = ""
@@ -63,13 +66,19 @@ def job(ranks: int, folder: str, worker: Any) -> bool:
     """Run one job; whether all its ranks ended well."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    # A process with threads must not fork: a lock that the store's holds just then stays locked in the rank for ever.
+    told, tell = os.pipe()
     pids = set()
     for rank in range(ranks):
         pid = os.fork()
         if not pid:
-            become(rank, ranks, store.port, folder, worker)
+            os.close(tell)
+            become(rank, ranks, int(os.read(told, DIGITS)), folder, worker)
         pids.add(pid)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.write(tell, f"{store.port:0{DIGITS}}".encode() * ranks)
+    os.close(tell)
+    os.close(told)
     well = True
     while pids:
         pid, status = os.wait()
