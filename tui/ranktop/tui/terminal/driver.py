@@ -55,8 +55,9 @@ def leave(kind: Kind) -> str:
     return "".join((
         "\x1b[m\x1b[?7h",
         "\x1b[?2004l" if kind.pastes else "",
-        # Without another screen the picture is wiped: half a picture above the prompt helps nobody.
-        "\x1b[?1049l" if kind.alternate else "\x1b[2J\x1b[H",
+        # Wiped first: mosh, and GNU screen by default, have no other screen to come back from.
+        "\x1b[2J\x1b[H",
+        "\x1b[?1049l" if kind.alternate else "",
         "\x1b[?25h" if kind.hides_cursor else "",
     ))  # fmt: skip
 
