@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from jobs import AGENT, TORCHRUN, Viewer, job, output, wait_until
 
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.receiver import HubSource
 from ranktop.tui.session.source import Reset
 from ranktop.tui.session.state import Session

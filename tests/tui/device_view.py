@@ -6,7 +6,7 @@ from typing import Any
 
 from fake_job import FakeClock, FakeJob, FakeSource, fsdp_job
 
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Session, Snapshot
 from ranktop.tui.view.device import device_block

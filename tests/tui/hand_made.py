@@ -11,7 +11,7 @@ from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.rules import Rule
 from ranktop.tui.session.findings.scene import Scene, scene
 from ranktop.tui.session.processes import places
-from ranktop.tui.session.rank import RankView, end_state, is_stale
+from ranktop.tui.session.rank_view import RankView, end_state, is_stale
 from ranktop.tui.session.state import Snapshot
 from ranktop.wire.schema import Card, End, Job, Sample, Versions
 

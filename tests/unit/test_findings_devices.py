@@ -9,7 +9,7 @@ from ranktop.probes.reading import DeviceIdentity, DeviceProcess
 from ranktop.tui.session.findings.device import device
 from ranktop.tui.session.findings.strays import strays
 from ranktop.tui.session.findings.throttle import throttle
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 
 MIB = 2**20
 

@@ -23,7 +23,7 @@ from standing_job import (
 from ranktop.probes.reading import GroupPosition
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.stacks import occupation, operation, script_call, waits, where
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.wire.schema import Call, Card, End, Job, Stack
 
 BEHIND = (world(1202, 1202),)

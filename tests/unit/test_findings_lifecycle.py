@@ -12,7 +12,7 @@ from ranktop.tui.session.findings.restart import restart
 from ranktop.tui.session.findings.silent import silent
 from ranktop.tui.session.findings.versions import versions
 from ranktop.tui.session.findings.words import ranks_words
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.wire.schema import End, Versions
 
 GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:4242"

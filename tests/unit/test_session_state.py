@@ -11,7 +11,7 @@ from fake_job import FakeClock, FakeSource, fsdp_job, host_job
 from ranktop.budget.terms import MOMENTS, Amount, Budget, Memory
 from ranktop.probes.reading import DeviceReading, StepTimes
 from ranktop.tui.session.expected import difference, expected, peak_moment, steady
-from ranktop.tui.session.rank import end_state
+from ranktop.tui.session.rank_view import end_state
 from ranktop.tui.session.rings import Ring
 from ranktop.tui.session.source import Received, Reset
 from ranktop.tui.session.state import Session

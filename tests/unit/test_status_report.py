@@ -11,7 +11,7 @@ from ranktop.budget.terms import Memory
 from ranktop.probes.reading import AllocatorReading, StepTimes
 from ranktop.tui import printing
 from ranktop.tui.session.findings.finding import Evidence, Finding
-from ranktop.tui.session.rank import Event
+from ranktop.tui.session.rank_view import Event
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.status_report import MARKS, fact_words, recording_line, report
 from ranktop.tui.status_table import print_snapshots

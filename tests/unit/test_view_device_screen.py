@@ -15,7 +15,7 @@ from ranktop.probes.reading import (
     DeviceIdentity,
     DeviceReading,
 )
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.device_screen import Look, device_lines
 from ranktop.tui.view.device_words import device_sentences, unknown_sentences

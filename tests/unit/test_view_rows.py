@@ -9,7 +9,7 @@ from device_view import LIVE, snapshot
 from fake_job import FakeClock, FakeSource, fsdp_job, host_job
 
 from ranktop.budget.terms import STATES, Amount, Budget
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Session, Snapshot
 from ranktop.tui.view.frame import Frame, frame

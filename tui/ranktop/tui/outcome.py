@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ranktop.tui.session.findings.death import culprit, told_to_go
-from ranktop.tui.session.rank import RankView, end_state
+from ranktop.tui.session.rank_view import RankView, end_state
 from ranktop.tui.view.text import plain
 from ranktop.wire.codec import WireError, decode_body, decode_header
 from ranktop.wire.recording_file import RecordingError, unpack_body

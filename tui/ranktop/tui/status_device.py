@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ranktop.probes.reading import AllocatorReading, DeviceDetail, DeviceIdentity, DeviceReading, MigInstance, NvLink
 from ranktop.tui.session.processes import abroad, occupants, strays
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 
 IDENTITY: Final = (

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from ranktop.tui.session.findings.finding import SEVERITIES, Finding, Value
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.status_device import counters_json
 from ranktop.tui.status_parts import calls_json, collectives_json, memory_json

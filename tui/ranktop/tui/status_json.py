@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ranktop.budget.terms import CATEGORIES, MOMENTS, NOT_BUDGETED, STATES, Amount, Memory
 from ranktop.tui.session.nodes import host_of
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.status_device import allocator_json, device_json, strays_json
 from ranktop.tui.status_findings import box_json, finding_json, stack_json

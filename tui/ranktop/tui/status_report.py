@@ -10,7 +10,7 @@ from typing import Final
 from ranktop.budget.terms import CATEGORIES, Memory
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.words import ranks_words
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.status_findings import beginning
 from ranktop.tui.view.text import count, duration, human, plain, seconds

@@ -9,7 +9,7 @@ from typing import Final
 from ranktop.budget.terms import STATES
 from ranktop.tui.printing import legible
 from ranktop.tui.session.expected import difference
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Session, Snapshot
 from ranktop.tui.status_json import BUDGETABLE, strategy_json
 from ranktop.tui.status_report import recording_line, report

@@ -15,7 +15,7 @@ from ranktop.tui.compare.gather import Life, Peak, RankLife
 from ranktop.tui.session.expected import expected
 from ranktop.tui.session.findings.groups import role_key
 from ranktop.tui.session.findings.robust import NORMAL
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.view.text import plain
 from ranktop.wire.schema import Card
 

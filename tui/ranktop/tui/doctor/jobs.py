@@ -13,7 +13,7 @@ from typing import Final
 from ranktop.tui.cli import matching
 from ranktop.tui.doctor.check import Check, Result, failed, passed, skipped, warned
 from ranktop.tui.doctor.scene import Scene, plural, ranges
-from ranktop.tui.session.rank import GONE, RankView
+from ranktop.tui.session.rank_view import GONE, RankView
 from ranktop.tui.session.receiver import HubSource
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Session

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ranktop.tui.replay.tape import Tape, received
-from ranktop.tui.session.rank import end_state
+from ranktop.tui.session.rank_view import end_state
 from ranktop.wire.codec import clean
 from ranktop.wire.schema import Box, End, Mark
 

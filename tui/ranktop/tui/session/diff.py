@@ -13,7 +13,7 @@ from ranktop.tui.session.expected import difference
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.groups import peer_groups, role_key
 from ranktop.tui.session.gauges import Gauges
-from ranktop.tui.session.rank import GONE, RankView
+from ranktop.tui.session.rank_view import GONE, RankView
 from ranktop.tui.session.state import Snapshot
 
 PHASES: Final = ("data", "forward", "backward", "optimizer")

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from ranktop.probes.reading import DeviceDetail, DeviceIdentity, DeviceReading
-from ranktop.tui.session.rank import SILENT_INTERVALS, RankView, device_trouble
+from ranktop.tui.session.rank_view import SILENT_INTERVALS, RankView, device_trouble
 from ranktop.tui.view.text import plain
 
 _READING: Final = frozenset(DeviceReading.__dataclass_fields__)

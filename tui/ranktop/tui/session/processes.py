@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from ranktop.probes.reading import DeviceProcess
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 
 if TYPE_CHECKING:
     from ranktop.tui.session.state import Snapshot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 
 STALL_SECONDS: Final = 8.0
 STALL_STEPS: Final = 3

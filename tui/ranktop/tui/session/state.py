@@ -17,7 +17,8 @@ from ranktop.tui.session.findings.missing import of_these_nodes
 from ranktop.tui.session.footprints import KEPT, KEPT_OF_MANY, MANY
 from ranktop.tui.session.nodes import NODE_LOST, Hosts, NodesState, NodeView
 from ranktop.tui.session.processes import Owners, Places, places
-from ranktop.tui.session.rank import GONE, MARKS_KEPT, Event, RankState, RankView
+from ranktop.tui.session.rank import MARKS_KEPT, RankState
+from ranktop.tui.session.rank_view import GONE, Event, RankView
 from ranktop.tui.session.source import Received, Reset, Whole
 from ranktop.tui.session.stall import patience
 from ranktop.wire.nodes import Nodes

@@ -17,7 +17,7 @@ from ranktop.budget.terms import Amount, Memory
 from ranktop.budget.whatif import Job, as_run
 from ranktop.budget.words import optimizer_name
 from ranktop.tui.session.expected import allocated, difference, peak_moment
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.wire.schema import Card
 

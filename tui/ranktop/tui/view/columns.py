@@ -7,7 +7,7 @@ from typing import Final
 
 from rich.cells import cell_len
 
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.scale import Scale
 from ranktop.tui.view.text import plain

@@ -9,7 +9,7 @@ from ranktop.budget.terms import CATEGORIES, NOT_BUDGETED
 from ranktop.tui.session.expected import ALLOCATED
 from ranktop.tui.session.findings.scene import Key
 from ranktop.tui.session.processes import strays
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import LETTERS
 from ranktop.tui.view.columns import device_name

@@ -9,7 +9,7 @@ from typing import Final
 from rich.cells import cell_len
 
 from ranktop.tui.session.processes import occupants, strays
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.device_groups import Group, Piece, groups
 from ranktop.tui.view.gauges import Gauges, in_a_word

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ranktop.probes.reading import DeviceIdentity
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.view.columns import device_name
 from ranktop.tui.view.text import Glyphs, Line, Span, length, pad, plain
 

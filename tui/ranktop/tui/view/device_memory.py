@@ -8,7 +8,7 @@ from typing import Final
 
 from ranktop.budget.terms import CATEGORIES, Memory
 from ranktop.tui.session.processes import Occupant, Stray, occupants, strays, together
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import LETTERS
 from ranktop.tui.view.device_words import ranks_words

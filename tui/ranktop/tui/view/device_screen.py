@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Final
 
-from ranktop.tui.session.rank import GONE, SILENT_INTERVALS, RankView
+from ranktop.tui.session.rank_view import GONE, SILENT_INTERVALS, RankView
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.device_allocator import allocator_lines

@@ -17,7 +17,7 @@ from ranktop.tui.session.findings.device_words import (
 from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.gauges import Gauges
 from ranktop.tui.session.processes import Occupant, abroad, occupants, strays
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.text import Glyphs, Unit, duration, human, size
 

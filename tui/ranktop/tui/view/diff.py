@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ranktop.tui.session.diff import Difference, differences, typical_peer
-from ranktop.tui.session.rank import GONE, RankView
+from ranktop.tui.session.rank_view import GONE, RankView
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.columns import device_name

@@ -10,7 +10,7 @@ from typing import Final
 from ranktop.budget.terms import CATEGORIES, NOT_BUDGETED
 from ranktop.probes.reading import GroupPosition, StepTimes
 from ranktop.tui.session.nodes import NODE_LOST
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.chart import spark
 from ranktop.tui.view.plan import optimizer, precision, strategy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ranktop.budget.terms import CATEGORIES
-from ranktop.tui.session.rank import GONE
+from ranktop.tui.session.rank_view import GONE
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import LETTERS

@@ -8,7 +8,7 @@ from typing import Final
 
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.nodes import NODE_LOST
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.columns import device_name

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ranktop.tui.session.findings.finding import Finding
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.columns import device_name
 from ranktop.tui.view.findings import by_rank, mark

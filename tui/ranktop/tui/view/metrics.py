@@ -10,7 +10,7 @@ from typing import Final
 
 from ranktop.tui.session.findings.groups import peer_groups
 from ranktop.tui.session.gauges import Gauges
-from ranktop.tui.session.rank import GONE, RankView
+from ranktop.tui.session.rank_view import GONE, RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.metric_times import arrival_lags, own_work
 from ranktop.tui.view.scale import PROCESS, shown

@@ -10,7 +10,7 @@ from typing import Final
 from ranktop.budget.terms import CATEGORIES, Memory
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.words import end_words, what_went_wrong
-from ranktop.tui.session.rank import GONE, RankView
+from ranktop.tui.session.rank_view import GONE, RankView
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import DRAWN, LETTERS, cells, half_blocks, letters

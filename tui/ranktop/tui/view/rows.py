@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from ranktop.budget.terms import CATEGORIES, STATES
 from ranktop.tui.session.findings.finding import Finding
-from ranktop.tui.session.rank import GONE, RankView
+from ranktop.tui.session.rank_view import GONE, RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.bar import DRAWN, cells, half_blocks, letters
 from ranktop.tui.view.columns import Columns, choose, device_name

@@ -9,7 +9,7 @@ from typing import Final
 
 from ranktop.budget.terms import CATEGORIES, Amount, Memory
 from ranktop.tui.session.expected import ALLOCATED, allocated, difference, steady
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.view.bar import DRAWN
 from ranktop.tui.view.text import Unit, unit_for, whole
 

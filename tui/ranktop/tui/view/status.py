@@ -7,7 +7,7 @@ from typing import Final
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.words import end_sentence, what_went_wrong
 from ranktop.tui.session.nodes import NODE_LOST
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.device_words import health_word
 from ranktop.tui.view.findings import mark, style_of

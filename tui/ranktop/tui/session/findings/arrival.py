@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from ranktop.tui.session.findings.pace import Paced, median
 from ranktop.tui.session.findings.pace import of as paces
 from ranktop.tui.session.findings.scene import Scene
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.wire.look_times import time_of
 from ranktop.wire.schema import LOOK_SECONDS, Look
 

@@ -28,7 +28,7 @@ from ranktop.tui.session.findings.sizes import (
 from ranktop.tui.session.findings.unsharded import holds_whole_model
 from ranktop.tui.session.findings.windows import is_host, persistent, resting_moment
 from ranktop.tui.session.findings.words import ranks_words
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 
 FLOOR: Final = 8 * MIB
 HOST_FLOOR: Final = 16 * MIB

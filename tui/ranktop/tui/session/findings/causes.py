@@ -10,7 +10,7 @@ from ranktop.probes.reading import DeviceDetail
 from ranktop.tui.session.findings.finding import Evidence
 from ranktop.tui.session.findings.pace import Pace, median
 from ranktop.tui.session.findings.slowness import Slow
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 
 HELD_DOWN: Final = frozenset({
     "hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake",

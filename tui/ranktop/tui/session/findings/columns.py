@@ -14,7 +14,7 @@ from ranktop.tui.session.findings.groups import Group
 from ranktop.tui.session.findings.robust import NORMAL
 from ranktop.tui.session.findings.windows import resting_moment
 from ranktop.tui.session.footprints import Footprint
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 
 Windows = Mapping[int, list[Footprint]]
 """Rank -> its last settled footprints, oldest first; never an empty list."""

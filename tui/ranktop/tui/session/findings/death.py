@@ -10,7 +10,7 @@ from typing import Final
 from ranktop.tui.session.findings.finding import PROCESS_ID, Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import end_sentence, end_words, ranks_words
-from ranktop.tui.session.rank import GONE, RankView, end_state
+from ranktop.tui.session.rank_view import GONE, RankView, end_state
 from ranktop.tui.view.text import plain
 from ranktop.wire.schema import End
 

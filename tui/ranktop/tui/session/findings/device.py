@@ -11,7 +11,7 @@ from ranktop.tui.session.findings.groups import LIVELY
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.gauges import Gauges
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 
 _SEVERITY: Final = {"lost": "critical", "reset required": "critical"}
 _SHORT: Final = {"lost": "GPU lost", "reset required": "reset needed", "no answer": "no answer"}

@@ -17,7 +17,7 @@ from ranktop.tui.session.findings.sizes import MIB, sized
 from ranktop.tui.session.findings.windows import settled, shares_host
 from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.footprints import Footprint
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.wire.schema import Card
 
 THERE: Final = 0.1

@@ -12,7 +12,7 @@ from ranktop.tui.session.findings.sizes import GIB, short_size, sized, summed
 from ranktop.tui.session.findings.trend import trend
 from ranktop.tui.session.findings.windows import is_host, settled
 from ranktop.tui.session.footprints import Footprint
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 
 UNUSED: Final = 0.05
 """Share of the device that must be reserved and unused at the peak while allocations are retried."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 
 LIVELY: Final = ("ok", "starting")
 """States of a rank whose values are of now, beside those of a device in trouble."""

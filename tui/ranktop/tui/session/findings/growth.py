@@ -27,7 +27,7 @@ from ranktop.tui.session.findings.trend import Trend, trend
 from ranktop.tui.session.findings.windows import is_host, settled, shares_host
 from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.footprints import Footprint
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 
 WARM: Final = 11
 """First step that counts: caches, workspaces and a host's malloc fill up in the first ones."""

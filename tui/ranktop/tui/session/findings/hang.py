@@ -14,7 +14,7 @@ from ranktop.tui.session.findings.stacks import operation, script_call, where
 from ranktop.tui.session.findings.waiting import Stall, positions_of
 from ranktop.tui.session.findings.waiting import of as stall_of
 from ranktop.tui.session.findings.words import ranks_words
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.view.text import duration
 
 STACK_WITHIN: Final = 2.0

@@ -27,7 +27,7 @@ from ranktop.tui.session.findings.robust import NORMAL
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.sizes import MIB, PROCESS, WORDS, at_moment, model_sized, summed, whole_parameters
 from ranktop.tui.session.findings.windows import PERSISTENT, WINDOW, is_host, persistent, settled
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 
 FLOOR: Final = 8 * MIB
 HOST_FLOOR: Final = 16 * MIB

@@ -9,7 +9,7 @@ from ranktop.tui.session.findings.death import born_at
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
-from ranktop.tui.session.rank import GONE, RankView
+from ranktop.tui.session.rank_view import GONE, RankView
 from ranktop.tui.view.text import duration
 
 PATIENCE: Final = 60.0

@@ -13,7 +13,7 @@ from ranktop.tui.session.findings.sizes import MIB, at_moment, sized, summed
 from ranktop.tui.session.findings.windows import PERSISTENT, WINDOW, settled
 from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.footprints import Footprint
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 
 TIMES: Final = 1.5
 """Gradients are whole from so many times their shards on."""

@@ -9,7 +9,7 @@ from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.nodes import NodeView
-from ranktop.tui.session.rank import GONE, end_state
+from ranktop.tui.session.rank_view import GONE, end_state
 from ranktop.tui.view.text import duration, plain
 
 PATIENCE: Final = 30.0

@@ -13,7 +13,7 @@ from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.sizes import MIB, WORDS, sized
 from ranktop.tui.session.findings.windows import settled
 from ranktop.tui.session.findings.words import ranks_words
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.wire.schema import Card
 
 LEFT: Final = 0.5

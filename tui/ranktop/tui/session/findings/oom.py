@@ -10,7 +10,7 @@ from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.sizes import short_size, sized
 from ranktop.tui.session.findings.words import ranks_words
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.remedies import remedies
 from ranktop.tui.view.text import plain
 from ranktop.wire.schema import Box

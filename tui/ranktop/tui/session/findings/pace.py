@@ -15,7 +15,7 @@ from typing import Any, Final
 from ranktop.tui.session.findings.groups import FEW, LIVELY
 from ranktop.tui.session.findings.robust import NORMAL
 from ranktop.tui.session.findings.scene import Scene
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 
 PHASES: Final = ("data", "forward", "backward", "optimizer")
 

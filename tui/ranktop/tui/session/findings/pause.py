@@ -12,7 +12,7 @@ from ranktop.tui.session.findings.stacks import occupation, script_call, where
 from ranktop.tui.session.findings.waiting import Stall
 from ranktop.tui.session.findings.waiting import of as stall_of
 from ranktop.tui.session.findings.words import ranks_words
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.view.text import duration
 
 LONG: Final = 1800.0

@@ -9,7 +9,7 @@ from ranktop.tui.session.findings.death import born_at, gist, lost_peer, of_rank
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
-from ranktop.tui.session.rank import end_state
+from ranktop.tui.session.rank_view import end_state
 from ranktop.wire.schema import End
 
 OFTEN: Final = 2

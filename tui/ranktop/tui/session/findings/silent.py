@@ -8,7 +8,7 @@ from typing import Final
 from ranktop.tui.session.findings.finding import PROCESS_ID, Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
-from ranktop.tui.session.rank import GONE, SILENT_INTERVALS, RankView
+from ranktop.tui.session.rank_view import GONE, SILENT_INTERVALS, RankView
 from ranktop.tui.view.text import duration, plain
 
 LONG: Final = 10.0

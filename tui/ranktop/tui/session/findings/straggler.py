@@ -14,7 +14,7 @@ from ranktop.tui.session.findings.slowness import Slow, costliest
 from ranktop.tui.session.findings.slowness import of as slow_ranks
 from ranktop.tui.session.findings.tokens import by_luck
 from ranktop.tui.session.findings.words import ranks_words
-from ranktop.tui.session.rank import GONE
+from ranktop.tui.session.rank_view import GONE
 from ranktop.tui.view.text import duration
 
 TOGETHER: Final = 3

@@ -10,7 +10,7 @@ from ranktop.tui.session.findings.device_words import strangers, stray_sentence,
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
-from ranktop.tui.session.rank import GONE
+from ranktop.tui.session.rank_view import GONE
 
 _ADVICE: Final = (
     "Call torch.cuda.set_device(local_rank) before anything touches CUDA, load with torch.load(..., "

@@ -14,7 +14,7 @@ from ranktop.tui.session.findings.groups import LIVELY
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.gauges import Gauges
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.view.text import UNICODE, plain
 
 BELOW_MAX: Final = 0.95

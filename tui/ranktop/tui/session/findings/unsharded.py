@@ -11,7 +11,7 @@ from ranktop.tui.session.findings.groups import Group
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.sizes import MIB, PROCESS, sized, summed, whole_parameters
 from ranktop.tui.session.findings.windows import settled
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 
 WHOLE: Final = 0.98
 """Share of the model's parameters from which on a rank holds it whole."""

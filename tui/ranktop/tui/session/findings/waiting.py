@@ -9,7 +9,7 @@ from typing import Final
 from ranktop.probes.reading import GroupPosition
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.stacks import script_call, waits
-from ranktop.tui.session.rank import GONE, RankView
+from ranktop.tui.session.rank_view import GONE, RankView
 from ranktop.tui.session.stall import patience, step_age
 from ranktop.wire.schema import LOOK_SECONDS
 

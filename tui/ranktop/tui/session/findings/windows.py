@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ranktop.tui.session.footprints import RESTING, Footprint
-from ranktop.tui.session.rank import RankView
+from ranktop.tui.session.rank_view import RankView
 
 SETTLED_STEP: Final = 3
 """Optimizers make their states in the first step, and a host's malloc is read anew when the third begins."""

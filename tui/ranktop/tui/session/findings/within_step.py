@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ranktop.tui.session.findings.arrival import Arrival
-from ranktop.tui.session.rank import Glimpse
+from ranktop.tui.session.rank_view import Glimpse
 
 FEWEST: Final = 12
 """Samples that must tell of the phase, and steps that they must span."""

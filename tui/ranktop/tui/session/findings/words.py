@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable
 from typing import Final
 
-from ranktop.tui.session.rank import RankView, end_state
+from ranktop.tui.session.rank_view import RankView, end_state
 from ranktop.tui.view.text import plain, ranges
 from ranktop.wire.schema import End
 
