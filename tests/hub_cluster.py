@@ -16,6 +16,7 @@ from typing import TypeVar
 import zmq
 from msgspec.structs import replace
 
+from ranktop.agent.hub_door import Keys
 from ranktop.agent.hub_server import HubServer
 from ranktop.tui.session.receiver import HubSource
 from ranktop.tui.session.source import Received, Reset, Whole
@@ -45,6 +46,13 @@ class Cluster:
         """Start another node, whose hub's clock is ``ahead`` seconds ahead."""
         node = Node(self, node_rank, ahead)
         self.nodes.append(node)
+        return node
+
+    def first_node(self) -> Node:
+        """Start a node of three ranks whose door is open and that knows of no other."""
+        node = self.node(0)
+        node.train(range(3))
+        node.introduce(())
         return node
 
     def turn(self) -> None:
@@ -297,3 +305,17 @@ def cluster() -> Iterator[Cluster]:
             yield made
         finally:
             made.close()
+
+
+def knock_at(
+    context: zmq.Context[zmq.Socket[bytes]], door: Door, keys: Keys | None, server: str | None = None
+) -> zmq.Socket[bytes]:
+    """Connect to a door, once, as a hub with these keys does; ``server``: by another key than the door's."""
+    made = context.socket(zmq.DEALER)
+    made.linger = 0
+    made.reconnect_ivl = -1
+    if keys is not None:
+        made.curve_serverkey = (door.key if server is None else server).encode()
+        made.curve_publickey, made.curve_secretkey = keys.public, keys.secret
+    made.connect(f"tcp://127.0.0.1:{door.port}")
+    return made

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 import zmq
-from hub_cluster import Cluster, Node, cluster
+from hub_cluster import Cluster, Node, cluster, knock_at
 
 from ranktop.agent import hub_door
 from ranktop.agent.hub_door import Keys
@@ -38,14 +38,7 @@ class Stranger:
         self.door = node.door
 
     def knocks(self, keys: Keys | None, server: str | None = None) -> zmq.Socket[bytes]:
-        knocker = self.context.socket(zmq.DEALER)
-        knocker.linger = 0
-        knocker.reconnect_ivl = -1
-        if keys is not None:
-            knocker.curve_serverkey = (self.door.key if server is None else server).encode()
-            knocker.curve_publickey, knocker.curve_secretkey = keys.public, keys.secret
-        knocker.connect(f"tcp://127.0.0.1:{self.door.port}")
-        return knocker
+        return knock_at(self.context, self.door, keys, server)
 
     def asks(self, knocker: zmq.Socket[bytes], data: bytes = encode_ask(Ask(wait=0))) -> None:
         knocker.send(data)
@@ -59,10 +52,7 @@ class Stranger:
 
 @pytest.fixture
 def node(lab: Cluster) -> Node:
-    node = lab.node(0)
-    node.train(range(3))
-    node.introduce(())
-    return node
+    return lab.first_node()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
-from hub_cluster import Cluster, Node, cluster
+from hub_cluster import Cluster, Node, cluster, knock_at
 from zmq.utils import z85
 
 from ranktop.agent import hub_door
@@ -31,10 +31,7 @@ def lab() -> Iterator[Cluster]:
 
 @pytest.fixture
 def node(lab: Cluster) -> Node:
-    node = lab.node(0)
-    node.train(range(3))
-    node.introduce(())
-    return node
+    return lab.first_node()
 
 
 @pytest.fixture
@@ -53,14 +50,9 @@ def of(number: int, keys: Keys, host: str = "") -> Door:
 
 def knock(context: zmq.Context[zmq.Socket[bytes]], node: Node, keys: Keys) -> zmq.Socket[bytes]:
     assert node.door is not None
-    knocker = context.socket(zmq.DEALER)
-    knocker.linger = 0
-    knocker.reconnect_ivl = -1
-    knocker.curve_serverkey = node.door.key.encode()
-    knocker.curve_publickey, knocker.curve_secretkey = keys.public, keys.secret
-    knocker.connect(f"tcp://127.0.0.1:{node.door.port}")
-    knocker.send(encode_ask(Ask(wait=0)))
-    return knocker
+    knocking = knock_at(context, node.door, keys)
+    knocking.send(encode_ask(Ask(wait=0)))
+    return knocking
 
 
 def serves(node: Node) -> bool:

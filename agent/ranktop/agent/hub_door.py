@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,6 +18,7 @@ from zmq.utils import z85
 
 from ranktop.agent.hub_state import HubState
 from ranktop.agent.hub_viewers import Viewers, read_asks, send_answers
+from ranktop.agent.hub_zap import DOMAIN, Gate
 
 BATCH: Final = 256 * 1024
 """Bytes at which a batch ends: small enough for a slow network to bring it in time."""
@@ -38,8 +39,7 @@ MOST_LET_IN: Final = 64
 _SHUT: Final = 5.0
 """Seconds for which the door is shut when too many connections come."""
 _AT_ONCE: Final = 256
-"""Events and requests taken in one turn."""
-_ZAP: Final = "inproc://zeromq.zap.01"
+"""Events taken in one turn."""
 _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _EVENT: Final = struct.Struct("=hi")
 """Of zmq_socket_monitor(3): which event, and the descriptor of the connection."""
@@ -78,9 +78,7 @@ class HubDoor:
         self._most_knocking = min(MOST_KNOCKING, _raise_limit() // 4)
         self.viewers = Viewers(state, own=True, most=BATCH)
         # Before the door: without it every key would do.
-        self._zap: zmq.Socket[bytes] = context.socket(zmq.REP)
-        self._zap.linger = 0
-        self._zap.bind(_ZAP)
+        self._gate = Gate(context, b"key not known")
         self._router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         router = self._router
         router.linger = 0
@@ -92,7 +90,7 @@ class HubDoor:
         router.curve_server = True
         router.curve_secretkey = keys.secret
         router.curve_publickey = keys.public
-        router.zap_domain = b"ranktop"
+        router.zap_domain = DOMAIN
         watch = f"inproc://ranktop-door-{id(self)}"
         router.monitor(watch, _EVENTS)
         self._events: zmq.Socket[bytes] = context.socket(zmq.PAIR)
@@ -102,7 +100,7 @@ class HubDoor:
 
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
         """Return what is to be polled."""
-        return self._zap, self._events, self._router
+        return self._gate.socket, self._events, self._router
 
     def open(self, addresses: Iterable[str], ports: Iterable[int]) -> None:
         """Listen on one port of all addresses that are this machine's; on every interface where none is.
@@ -141,7 +139,7 @@ class HubDoor:
 
     def turn(self, now: float) -> None:
         """Look at the keys that are shown, and answer questions. ``now`` on the hub's clock."""
-        self._check_keys()
+        self._gate.turn(self._may)
         self._follow_connections()
         if self._shut_until is None and self._is_flooded(now):
             self._shut(now)
@@ -171,17 +169,9 @@ class HubDoor:
         for socket in self.sockets():
             socket.close(linger=0)
 
-    def _check_keys(self) -> None:
-        """Answer requests of ZAP (rfc.zeromq.org/spec/27)."""
-        for _ in range(_AT_ONCE):
-            try:
-                frames = self._zap.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            request = frames[1] if len(frames) > 1 else b""
-            good = len(frames) == 7 and frames[0] == b"1.0" and frames[5] == b"CURVE" and frames[6] in self._known
-            verdict = (b"200", b"OK", b"hub") if good else (b"400", b"key not known", b"")
-            self._zap.send_multipart((b"1.0", request, *verdict, b""))
+    def _may(self, frames: Sequence[bytes]) -> bool:
+        """Tell whether a connection shows a key that is known."""
+        return len(frames) == 7 and frames[0] == b"1.0" and frames[5] == b"CURVE" and frames[6] in self._known
 
     def _follow_connections(self) -> None:
         """Count the connections that ended before they were let in: another key, none, other bytes, too slow."""

@@ -18,11 +18,12 @@ import msgspec
 import zmq
 
 from ranktop.agent.hub_nodes import HubNodes
-from ranktop.agent.hub_peers import DOMAIN, Peers
+from ranktop.agent.hub_peers import Peers
 from ranktop.agent.hub_presence import Presence
 from ranktop.agent.hub_recorder import record
 from ranktop.agent.hub_state import HubState, possible
 from ranktop.agent.hub_viewers import Viewers, read_asks, send, send_answers
+from ranktop.agent.hub_zap import DOMAIN
 from ranktop.wire.codec import BadMessage, WireError, WrongVersion, decode_body, decode_header, encode_ack
 from ranktop.wire.endpoints import (
     AGENTS_SOCKET,
