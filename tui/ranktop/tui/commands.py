@@ -13,6 +13,7 @@ import typer
 from ranktop.tui import run_commands
 from ranktop.tui.cli import NONE, USAGE, fail, matching
 from ranktop.tui.remote import flags
+from ranktop.tui.terminal import options as drawing
 
 if TYPE_CHECKING:
     from ranktop.wire.endpoints import Found, JobEntry
@@ -40,11 +41,6 @@ JobOption = Annotated[
 ]
 
 
-ThemeOption = Annotated[str | None, typer.Option(help="dark, light, ansi, ansi-dark, ansi-light or none.")]
-
-AsciiOption = Annotated[bool | None, typer.Option("--ascii/--no-ascii", help="Draw without Unicode.")]
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -57,8 +53,8 @@ def _version(wanted: bool) -> None:
 def dashboard(
     context: typer.Context,
     job: JobOption = None,
-    theme: ThemeOption = None,
-    ascii_only: AsciiOption = None,
+    theme: drawing.Theme = None,
+    ascii_only: drawing.Ascii = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
@@ -109,8 +105,8 @@ def watch(
     identity: flags.Identity = None,
     config: flags.Config = None,
     remote_command: flags.RemoteCommand = None,
-    theme: ThemeOption = None,
-    ascii_only: AsciiOption = None,
+    theme: drawing.Theme = None,
+    ascii_only: drawing.Ascii = None,
 ) -> None:
     """Open the dashboard on a job of another machine, by way of your own ssh; no port is opened anywhere.
 

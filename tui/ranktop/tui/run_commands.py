@@ -8,6 +8,7 @@ import typer
 
 from ranktop.tui.cli import USAGE, fail
 from ranktop.tui.remote import flags
+from ranktop.tui.terminal import options as drawing
 
 RUN = "FILE|JOB|HOST/JOB"
 
@@ -105,8 +106,8 @@ def replay(
         typer.Option(metavar="TIME", help="Begin at: 10:42, +90 s from the start, -5m before the end, 40%."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print it as the JSON of `ranktop status`.")] = False,
-    theme: Annotated[str | None, typer.Option(help="dark, light, ansi, ansi-dark, ansi-light or none.")] = None,
-    ascii_only: Annotated[bool | None, typer.Option("--ascii/--no-ascii", help="Draw without Unicode.")] = None,
+    theme: drawing.Theme = None,
+    ascii_only: drawing.Ascii = None,
     options: flags.Options = None,
     port: flags.Port = None,
     jump: flags.Jump = None,

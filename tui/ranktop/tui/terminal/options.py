@@ -1,0 +1,11 @@
+"""How a dashboard is to be drawn, as every command takes it that opens one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Theme = Annotated[str | None, typer.Option(help="dark, light, ansi, ansi-dark, ansi-light or none.")]
+
+Ascii = Annotated[bool | None, typer.Option("--ascii/--no-ascii", help="Draw without Unicode.")]
