@@ -183,6 +183,11 @@ class TerminalDriver(LinuxDriver):
             termios.tcsetattr(self.fileno, termios.TCSANOW, attributes)
 
     def _on_size(self, *_: object) -> None:
+        # One signal may interrupt the handler of another: read here, an old size could be told after a newer one.
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop_of_app.call_soon_threadsafe(self._tell_size)
+
+    def _tell_size(self) -> None:
         size = Size(*self._get_terminal_size())
         self._post(events.Resize(size, size))
 
