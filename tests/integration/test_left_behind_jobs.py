@@ -17,7 +17,7 @@ from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.receiver import HubSource
 from ranktop.tui.session.source import Reset
 from ranktop.tui.session.state import Session
-from ranktop.wire.endpoints import find_jobs
+from ranktop.wire.endpoints import AGENTS_SOCKET, find_jobs
 from ranktop.wire.schema import Box
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("run_directory")]
@@ -27,7 +27,7 @@ V1 = Path("/sys/fs/cgroup/memory")
 V2 = Path("/sys/fs/cgroup")
 
 TRAIN = """
-import os, resource, sys, time
+import glob, os, resource, sys, time
 import torch, torch.distributed as dist
 from torch import nn
 
@@ -88,6 +88,8 @@ step = 0
 while True:
     step += 1
     if fault and restart == 0 and rank == victim and step == steps:
+        while os.environ.get("HUB") and not glob.glob(os.environ["HUB"]):
+            time.sleep(0.02)
         if os.environ.get("IN_LOOP"):
             open("began", "w").write(str(time.monotonic()))
             globals()[fault]()
@@ -217,7 +219,8 @@ def test_exit_code_and_output_are_what_they_are_without_the_agent(
     # Not within forward: there torch itself shows one frame more of a module that has hooks.
     extra = {"FAULT": fault, "IN_LOOP": "1", "ATTACH": "1" if way == "attach" else ""}
     off = alone(script, tmp_path, agent, RANKTOP_DISABLE="1", **extra)
-    on = alone(script, tmp_path, agent, **extra)
+    # Where the machine is busy, so short a script would be over before its hub is up.
+    on = alone(script, tmp_path, agent, HUB=str(tmp_path / "run" / "*" / AGENTS_SOCKET), **extra)
     assert on[:3] == off[:3]
     assert b"Error" in on[2]
     assert b"ranktop" not in on[2]
