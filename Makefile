@@ -4,7 +4,7 @@ BIN := .venv/bin
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint check clean
+.PHONY: demo test test-frameworks lint check clean
 
 demo: .venv/.demo
 	@$(BIN)/ranktop demo $(DEMO)
@@ -14,7 +14,13 @@ demo: .venv/.demo
 WORKERS ?= 3
 test: .venv/.test
 	@$(BIN)/python -m compileall -q tui agent probes
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		--ignore tests/frameworks $(TESTS)
+
+# Trainers, Prometheus, a browser, packages, and every command of the documentation: what needs the extra `frameworks`.
+test-frameworks: .venv/.frameworks
+	@$(BIN)/python -m compileall -q tui agent probes
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/frameworks
 
 lint: .venv/.test
 	$(BIN)/ruff check .
@@ -22,7 +28,7 @@ lint: .venv/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint test
+check: lint test test-frameworks
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -35,6 +41,10 @@ check: lint test
 # DeepSpeed comes as source; none of its kernels is compiled.
 .venv/.test: .venv/bin/python pyproject.toml
 	DS_BUILD_OPS=0 $(PIP) -e '.[dev,deepspeed]' '$(TORCH)'
+	@touch $@
+
+.venv/.frameworks: .venv/.test pyproject.toml
+	DS_BUILD_OPS=0 $(PIP) -e '.[dev,deepspeed,frameworks]' '$(TORCH)'
 	@touch $@
 
 clean:
