@@ -6,18 +6,12 @@ from dataclasses import replace
 from typing import Final
 
 from ranktop.budget.inventory import Inventory
+from ranktop.budget.live_choice import ALLOCATED, allocated, by_the_bytes, failed, peak_of
 from ranktop.budget.plan import Plan
-from ranktop.budget.terms import BUDGETED, MOMENTS, STATES, Amount, Budget, Memory
+from ranktop.budget.terms import MOMENTS, Amount, Budget
 from ranktop.wire.schema import Card, Table
 
-ALLOCATED: Final = (*STATES, "activations", "buffers")
-"""Categories that live in the allocator as tensors."""
-
-MUCH_LESS: Final = 0.7
-"""Share of the expected activations below which something keeps them from being saved."""
-
-NEAR: Final = 0.1
-"""How near measured activations must be to those of full checkpointing to be taken for them."""
+__all__ = ["ALLOCATED", "alike", "allocated", "difference", "expected", "peak_moment", "steady"]
 
 _CACHE_LIMIT: Final = 16384
 _Key = tuple[str, int, int, int, int, bool, str | None]
@@ -34,34 +28,9 @@ def expected(card: Card, table: Table | None) -> Budget | None:
     if card.inventory is None or card.plan is None:
         return None
     first = table is not None and table.first
-    found = _remembered(card, card.plan, first)
-    if card.plan.checkpointing is not None or table is None:
-        return found
-    memory = table.moments.get("forward_end")
-    return found if memory is None else _by_the_bytes(card, card.plan, first, found, memory.activations)
-
-
-def _by_the_bytes(card: Card, plan: Plan, first: bool, found: Budget, measured: int | None) -> Budget:
-    """Choose between no and full checkpointing where only the bytes tell: ``torch.utils.checkpoint`` cannot be seen.
-
-    Much less than expected without, and as much as expected with it, is full checkpointing; much less than the one
-    and not the other is something that no rule knows, so that the expected side is a guess.
-    """
-    plain = found.at("forward_end").get("activations")
-    if measured is None or plain is None or not plain.bytes or measured >= MUCH_LESS * (plain.bytes - plain.slack):
-        return found
-    full = _remembered(card, replace(plan, checkpointing="full"), first)
-    other = full.at("forward_end").get("activations")
-    if other is not None and other.bytes and abs(measured - other.bytes) <= other.slack + NEAR * other.bytes:
-        return full
-    moments = {
-        moment: {
-            name: replace(amount, within=None) if name == "activations" and amount.bytes is not None else amount
-            for name, amount in table.items()
-        }
-        for moment, table in found.moments.items()
-    }
-    return replace(found, moments=moments)
+    memory = None if table is None else table.moments.get("forward_end")
+    measured = None if memory is None else memory.activations
+    return by_the_bytes(card.plan, measured, lambda plan: _remembered(card, plan, first))
 
 
 def _remembered(card: Card, plan: Plan, first: bool) -> Budget:
@@ -74,7 +43,7 @@ def _remembered(card: Card, plan: Plan, first: bool) -> Budget:
         try:
             budget = _shared(card, card.inventory, plan, first)
         except Exception as error:  # a plan that the budget cannot read must not take the screen with it
-            budget = _failed(error)
+            budget = failed(error)
         found = _cache[key] = (card.inventory, plan, budget)
     return found[2]
 
@@ -124,29 +93,9 @@ def _compute(card: Card, plan: Plan, first: bool) -> Budget:
     return live_budget(card.inventory, plan, card.model, first_step=first)
 
 
-def _failed(error: Exception) -> Budget:
-    reason = f"the budget failed: {type(error).__name__}: {error}"
-    unknown = {category: Amount(None, reason) for category in BUDGETED}
-    return Budget(moments={moment: dict(unknown) for moment in MOMENTS})
-
-
-def allocated(memory: Memory) -> int | None:
-    """Return the bytes of all tensors, or None when no category of them is known."""
-    known = [value for name in ALLOCATED if (value := getattr(memory, name)) is not None]
-    return sum(known) if known else None
-
-
 def peak_moment(table: Table | None) -> str | None:
     """Return the moment at which the most bytes were allocated; the earliest of equals, None without a table."""
-    best: str | None = None
-    most = -1
-    if table is not None:
-        for moment in MOMENTS:
-            memory = table.moments.get(moment)
-            size = None if memory is None else allocated(memory)
-            if size is not None and size > most:
-                best, most = moment, size
-    return best
+    return None if table is None else peak_of(table.moments)
 
 
 def steady(budget: Budget) -> dict[str, Amount]:
