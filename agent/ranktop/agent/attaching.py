@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ranktop.agent.meeting import Meeting
     from ranktop.agent.sampler import Sampler
     from ranktop.agent.watch import Watch
+    from ranktop.wire.schema import Card, Sample
 
 EXIT_DEADLINE: Final = 1.2
 """Seconds that the end of the process waits for the last words, at most: a script that dies on its first line does so
@@ -134,6 +135,15 @@ def stop() -> None:
         agent.stop()
     except Exception as error:
         say(f"did not stop cleanly: {one_line(error)}")
+
+
+def said() -> tuple[Card, Sample, float] | None:
+    """Return the newest card and sample of this process's agent and when they were made (``time.monotonic``).
+
+    None without an agent, and before its first sample.
+    """
+    agent = _agent
+    return agent.sampler.said if agent is not None else None
 
 
 def ended(how: str, code: int | None, detail: str, error: BaseException | None) -> None:

@@ -80,6 +80,9 @@ class Sampler(threading.Thread):
         """Where the job has other nodes, in one rank of each."""
         self.failure: Failure | None = None
         """The out-of-memory that ends the script; None again once it has been told."""
+        self.said: tuple[Card, Sample, float] | None = None
+        """The newest card and sample, and when they were made (``time.monotonic``): for whoever asks in this process
+        (``push``)."""
         self._directory = directory
         self._script = script
         self.host_allocator = HostAllocator()
@@ -200,6 +203,9 @@ class Sampler(threading.Thread):
         news = self._device.news(allocator)
         # Last made and first sent: no value is heard before the identity of the device that it is of.
         card = self._card_if_changed(allocator)
+        known = card or (self.said[0] if self.said is not None else None)
+        if known is not None:
+            self.said = known, sample, time.monotonic()
         for message in (card, sample, news):
             if message is not None:
                 publisher.send(message)
