@@ -5,11 +5,11 @@ from __future__ import annotations
 from ranktop.budget.collective import Collective
 from ranktop.budget.model import Model
 from ranktop.budget.plan import Batch, Layout, Pipeline, Plan
+from ranktop.budget.planning.answer import Answer, Row
+from ranktop.budget.planning.request import Request
+from ranktop.budget.planning.sizes import GIB
 from ranktop.budget.run import Projection, RankBudget, Run
 from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, Amount, Budget, Part
-from ranktop.tui.planning.answer import Answer, Row
-from ranktop.tui.planning.request import Request
-from ranktop.tui.planning.sizes import GIB
 
 G = 2**30
 

@@ -35,20 +35,20 @@ def mark(name):
     marks[name] = time.process_time() - began
     began = time.process_time()
 marks["python"] = began
-from ranktop.tui.planning.flags import PlanFlags, parser, read
+from ranktop.tui.plan_flags import PlanFlags, parser, read
 flags = read(PlanFlags, parser(PlanFlags, "plan", ""), sys.argv[1:])
 mark("flags")
-from ranktop.tui.planning.request import request
+from ranktop.budget.planning.request import request
 mark("imports: request")
 asked = request(flags)
 mark("request")
 import ranktop.budget.activations.closed, ranktop.budget.communication
 import ranktop.budget.expected, ranktop.budget.zero.moments
-from ranktop.tui.planning.answer import answer
+from ranktop.budget.planning.answer import answer
 mark("imports: budget")
 found = answer(asked)
 mark("answer")
-from ranktop.tui.planning.page import page
+from ranktop.budget.planning.page import page
 mark("imports: page")
 page(found, 80, False)
 mark("page")

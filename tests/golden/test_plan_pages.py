@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from plan_answer import hand_made
 
-from ranktop.tui.planning.page import page
+from ranktop.budget.planning.page import page
 
 
 @pytest.mark.parametrize("width", [80, 110, 160])

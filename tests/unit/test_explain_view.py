@@ -10,9 +10,9 @@ from explain_answer import sharded, staged
 from ranktop.budget.explain import Explanation, explain
 from ranktop.budget.model import Model
 from ranktop.budget.models.catalogue import find
+from ranktop.budget.planning.sizes import GIB
 from ranktop.budget.run import STRATEGIES, Run
 from ranktop.budget.terms import STEP
-from ranktop.tui.planning.sizes import GIB
 from ranktop.tui.theme import DARK, MONO, resolve
 from ranktop.tui.view.explain import explain_lines
 from ranktop.tui.view.text import ASCII, UNICODE, length

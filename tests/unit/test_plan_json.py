@@ -10,12 +10,12 @@ import pytest
 from plan_answer import G, hand_made
 
 from ranktop.budget.collective import KINDS
+from ranktop.budget.planning.as_json import answer_json
+from ranktop.budget.planning.sizes import seconds
 from ranktop.budget.run import STRATEGIES
 from ranktop.budget.terms import ALL_MOMENTS, BUDGETED
 from ranktop.tui.explain import explain
 from ranktop.tui.plan import plan
-from ranktop.tui.planning.as_json import answer_json
-from ranktop.tui.planning.sizes import seconds
 
 STRATEGY_KEYS = {
     *("name", "refused", "bytes", "at_least", "host_bytes", "nvme_bytes", "per_rank", "worst_rank", "fits", "headroom"),

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from ranktop.budget.planning.flags import Flags
+from ranktop.budget.planning.request import USUAL, request, strategies
 from ranktop.budget.run import STRATEGIES
-from ranktop.tui.planning.flags import Flags
-from ranktop.tui.planning.request import USUAL, request, strategies
 
 
 @pytest.mark.parametrize(

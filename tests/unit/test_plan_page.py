@@ -7,8 +7,8 @@ import re
 import pytest
 from plan_answer import G, hand_made
 
-from ranktop.tui.planning.page import in_ascii, page
-from ranktop.tui.planning.sizes import GIB, MIB, seconds, unit_for
+from ranktop.budget.planning.page import in_ascii, page
+from ranktop.budget.planning.sizes import GIB, MIB, seconds, unit_for
 
 NARROW = page(hand_made(), 80, False)
 

@@ -11,12 +11,12 @@ import pytest
 from ranktop.budget.collective import Collective
 from ranktop.budget.fitting.cost import Speeds, work
 from ranktop.budget.models.catalogue import find
+from ranktop.budget.planning.answer import Row, answer
+from ranktop.budget.planning.ranking import CALL, lost_per_sample
+from ranktop.budget.planning.ranking import best as best_of
+from ranktop.budget.planning.request import request
 from ranktop.tui.plan import plan
-from ranktop.tui.planning.answer import Row, answer
-from ranktop.tui.planning.flags import PlanFlags
-from ranktop.tui.planning.ranking import CALL, lost_per_sample
-from ranktop.tui.planning.ranking import best as best_of
-from ranktop.tui.planning.request import request
+from ranktop.tui.plan_flags import PlanFlags
 
 
 def best(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:

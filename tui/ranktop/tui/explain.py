@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Final
 
 from ranktop.budget.model import BadInput, NoRule
+from ranktop.budget.planning.flags import Flags, meant, spelled
 from ranktop.budget.run import STRATEGIES
 from ranktop.tui.plan import DONE, USAGE, complain
-from ranktop.tui.planning.flags import Flags, meant, parser, read, spelled
+from ranktop.tui.plan_flags import parser, read
 from ranktop.tui.stdout import colour, columns, put
 
 LONGEST: Final = 120
@@ -52,7 +53,7 @@ def _strategy(arguments: list[str]) -> tuple[list[str], str | None]:
     """Return the other arguments and the strategy, which stands first or anywhere that no flag's value does."""
     if arguments and not arguments[0].startswith("-"):
         return arguments[1:], arguments[0]
-    from ranktop.tui.planning.request import strategy_named
+    from ranktop.budget.planning.request import strategy_named
 
     for at, argument in enumerate(arguments):
         before = arguments[at - 1] if at else ""
@@ -63,7 +64,7 @@ def _strategy(arguments: list[str]) -> tuple[list[str], str | None]:
 
 def _known(name: str | None) -> str:
     """Return the one strategy that is meant. Raises BadInput with those there are."""
-    from ranktop.tui.planning.request import strategy_named
+    from ranktop.budget.planning.request import strategy_named
 
     word = strategy_named(name or "")
     if not word:
@@ -77,9 +78,9 @@ def _text(flags: Flags, strategy: str) -> str:
     """Return what is printed, whole. Raises BadInput, and NoRule with the reason why the strategy cannot run this."""
     from ranktop.budget.explain import explain as explained
     from ranktop.budget.fit import speeds
-    from ranktop.tui.planning.answer import run_for
-    from ranktop.tui.planning.notes import device_line, model_line, run_line
-    from ranktop.tui.planning.request import request
+    from ranktop.budget.planning.answer import run_for
+    from ranktop.budget.planning.notes import device_line, model_line, run_line
+    from ranktop.budget.planning.request import request
     from ranktop.tui.theme import speaks_unicode
     from ranktop.tui.view.explain import explain_lines
     from ranktop.tui.view.explain_text import Paper

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ranktop.budget.model import BadInput
-from ranktop.tui.planning.flags import PlanFlags, parser, read
+from ranktop.tui.plan_flags import PlanFlags, parser, read
 from ranktop.tui.stdout import colour, columns, put
 
 DONE: Final = 0
@@ -37,26 +37,26 @@ def plan(arguments: Sequence[str]) -> int:
 
 def _text(flags: PlanFlags) -> str:
     """Return what is printed, whole: a complaint leaves nothing half said."""
-    from ranktop.tui.planning.request import request
+    from ranktop.budget.planning.request import request
 
     asked = request(flags)
     if flags.fit_plan is not None and not flags.fit:
         raise BadInput("--fit-plan is for --fit; give that too, or leave it out")
     if flags.fit:
-        from ranktop.tui.planning.fitting import shown_number, text
+        from ranktop.budget.planning.fitting import shown_number, text
 
         number = shown_number(flags.fit_plan)
         return text(asked, as_json=flags.json, width=columns(), number=number, colour=colour())
-    from ranktop.tui.planning.answer import answer
+    from ranktop.budget.planning.answer import answer
 
     found = answer(asked)
     if flags.json:
         import json
 
-        from ranktop.tui.planning.as_json import answer_json
+        from ranktop.budget.planning.as_json import answer_json
 
         return json.dumps(answer_json(found), indent=2) + "\n"
-    from ranktop.tui.planning.page import page
+    from ranktop.budget.planning.page import page
 
     return page(found, columns(), colour())
 

@@ -32,7 +32,7 @@ def put(text: str) -> None:
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
-        from ranktop.tui.planning.page import in_ascii
+        from ranktop.budget.planning.page import in_ascii
 
         text = in_ascii(text)
     try:

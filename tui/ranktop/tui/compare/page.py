@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from ranktop.budget.planning.sizes import fold
 from ranktop.tui.compare.bars import Look, bars
 from ranktop.tui.compare.cells import memory_rows, memory_unit, time_rows
 from ranktop.tui.compare.comparison import Comparison
 from ranktop.tui.compare.grid import table, what_differs
 from ranktop.tui.compare.small_print import findings, notes
 from ranktop.tui.compare.verdict import verdicts
-from ranktop.tui.planning.sizes import fold
 from ranktop.tui.view.text import ASCII, UNICODE, Line, in_ascii
 
 NARROWEST: Final = 60

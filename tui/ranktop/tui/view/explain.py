@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from ranktop.budget.explain.explanation import Explanation
+from ranktop.budget.planning.sizes import Unit, unit_for
 from ranktop.budget.words import strategy_words
-from ranktop.tui.planning.sizes import Unit, unit_for
 from ranktop.tui.view.explain_formulas import formula_lines
 from ranktop.tui.view.explain_pictures import peak_lines, share_lines, step_lines
 from ranktop.tui.view.explain_tables import collective_lines, knob_lines

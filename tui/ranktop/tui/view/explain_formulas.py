@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from ranktop.budget.explain.explanation import Explanation, Formula, Term
+from ranktop.budget.planning.bands import percent
 from ranktop.budget.terms import STATES
-from ranktop.tui.planning.bands import percent
 from ranktop.tui.view.explain_text import WHEN, Paper
 from ranktop.tui.view.text import Line, Span
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from ranktop.budget.collective import Collective
 from ranktop.budget.explain.explanation import Explanation, Knob
-from ranktop.tui.planning.sizes import seconds
+from ranktop.budget.planning.sizes import seconds
 from ranktop.tui.view.explain_text import Paper
 from ranktop.tui.view.text import Line, Span, fit
 

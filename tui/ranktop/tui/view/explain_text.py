@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Final
 
-from ranktop.tui.planning.notes import ranks_words as ranks_words
-from ranktop.tui.planning.sizes import GIB, MIB, Unit
-from ranktop.tui.planning.table import MOMENT_WORDS as MOMENT_WORDS
+from ranktop.budget.planning.notes import ranks_words as ranks_words
+from ranktop.budget.planning.sizes import GIB, MIB, Unit
+from ranktop.budget.planning.table import MOMENT_WORDS as MOMENT_WORDS
 from ranktop.tui.view.bar import LETTERS
 from ranktop.tui.view.text import Glyphs, Line, Span
 

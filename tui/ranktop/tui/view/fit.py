@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ranktop.tui.planning.sizes import seconds
+from ranktop.budget.planning.sizes import seconds
 from ranktop.tui.view.fit_lines import plan_lines, wrapped
 from ranktop.tui.view.fit_table import Look, about, columns, heading, row
 from ranktop.tui.view.hints import hint_line, place, window
@@ -147,7 +147,7 @@ def _without(state: State, options: Options, width: int) -> list[Line]:
         f"{human(one.missing)} too much."
     )
     lines += [*wrapped(text, width, "bad bold"), pad((), width)]
-    from ranktop.tui.planning.fit_page import helps
+    from ranktop.budget.planning.fit_page import helps
 
     for help in helps(found):
         lines += wrapped(help, width, "text")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 
+from ranktop.budget.planning.sizes import seconds
 from ranktop.budget.terms import BUDGETED
-from ranktop.tui.planning.sizes import seconds
 from ranktop.tui.view.bar import cells, half_blocks, letters
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.text import Line, Span, Unit, fit, pad, size

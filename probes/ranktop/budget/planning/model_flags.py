@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from ranktop.budget.model import BadInput, Model
-from ranktop.tui.planning.files import json_of, shown
-from ranktop.tui.planning.flags import Flags, spelled
-from ranktop.tui.planning.numbers import count, whole
+from ranktop.budget.planning.files import json_of, shown
+from ranktop.budget.planning.flags import Flags, spelled
+from ranktop.budget.planning.numbers import count, whole
 
 SHAPE: Final = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 NEEDED: Final = ("layers", "hidden", "heads", "vocab")

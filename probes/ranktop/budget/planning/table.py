@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from ranktop.budget.planning import bands
+from ranktop.budget.planning.answer import Answer, Row
+from ranktop.budget.planning.sizes import DASH, Unit, fold, seconds
 from ranktop.budget.terms import BUDGETED
-from ranktop.tui.planning import bands
-from ranktop.tui.planning.answer import Answer, Row
-from ranktop.tui.planning.sizes import DASH, Unit, fold, seconds
 
 MOMENT_WORDS: Final = {
     "load": "load", "step_start": "step start", "forward": "forward", "forward_end": "forward end",

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ranktop.budget.fitting.cost import Speeds, Work
-    from ranktop.tui.planning.answer import Row
+    from ranktop.budget.planning.answer import Row
 
 ALIKE: Final = 1.05
 """Costs that differ by less are equal: then the simpler strategy is better."""

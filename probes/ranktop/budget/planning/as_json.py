@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from ranktop.budget.collective import KINDS, Collective
 from ranktop.budget.model import Model
+from ranktop.budget.planning import bands
+from ranktop.budget.planning.answer import Answer, Row
+from ranktop.budget.planning.request import Request
 from ranktop.budget.run import WITHOUT_PEAK, Projection, RankBudget
 from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, Amount
-from ranktop.tui.planning import bands
-from ranktop.tui.planning.answer import Answer, Row
-from ranktop.tui.planning.request import Request
 
 SCHEMA: Final = 1
 

@@ -10,13 +10,13 @@ from ranktop.budget.axes import check
 from ranktop.budget.model import LEARNED_POSITIONS, BadInput
 from ranktop.budget.optimizers.names import by_name
 from ranktop.budget.plan import OptimizerPlan
+from ranktop.budget.planning.configs import Given, Numbers
+from ranktop.budget.planning.configs import given as configs_of
+from ranktop.budget.planning.flags import Flags, meant, spelled
+from ranktop.budget.planning.model_flags import model_of_flags
+from ranktop.budget.planning.numbers import rate, size, whole
+from ranktop.budget.planning.training_flags import ATTENTION, LOSSES, STACKS, choice, lora
 from ranktop.budget.run import CHECKPOINTING, PRECISIONS, STRATEGIES, Run
-from ranktop.tui.planning.configs import Given, Numbers
-from ranktop.tui.planning.configs import given as configs_of
-from ranktop.tui.planning.flags import Flags, meant, spelled
-from ranktop.tui.planning.model_flags import model_of_flags
-from ranktop.tui.planning.numbers import rate, size, whole
-from ranktop.tui.planning.training_flags import ATTENTION, LOSSES, STACKS, choice, lora
 
 MOST: Final = {
     "world_size": 10**7, "gpus_per_node": 10**4, "dp": 10**7, "tp": 10**4, "pp": 10**4, "cp": 10**5, "ep": 10**5,
@@ -81,7 +81,7 @@ def request(flags: Flags) -> Request:
     _check_sequence(run)
     run, length = _usual_length(run)
     if flags.trace is not None:
-        from ranktop.tui.planning.tracing import traced
+        from ranktop.budget.planning.tracing import traced
 
         run = traced(run, flags.trace, flags.trace_arg)
     return Request(

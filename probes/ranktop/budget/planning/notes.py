@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ranktop.budget.model import Model
+from ranktop.budget.planning import bands
+from ranktop.budget.planning.answer import Answer, Row
+from ranktop.budget.planning.ranking import CALL, nearest
+from ranktop.budget.planning.request import Request
+from ranktop.budget.planning.sizes import GIB, Unit
+from ranktop.budget.planning.table import MOMENT_WORDS
 from ranktop.budget.terms import BUDGETED
-from ranktop.tui.planning import bands
-from ranktop.tui.planning.answer import Answer, Row
-from ranktop.tui.planning.ranking import CALL, nearest
-from ranktop.tui.planning.request import Request
-from ranktop.tui.planning.sizes import GIB, Unit
-from ranktop.tui.planning.table import MOMENT_WORDS
 
 Note = tuple[str, str]
 """What a line is about, and its text."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ranktop.budget.model import BadInput
 
 if TYPE_CHECKING:
-    from ranktop.tui.planning.request import Request
+    from ranktop.budget.planning.request import Request
 
 
 def text(request: Request, *, as_json: bool, width: int, number: int = 1, colour: bool = False) -> str:
@@ -24,16 +24,16 @@ def text(request: Request, *, as_json: bool, width: int, number: int = 1, colour
     if found.fitting and not 1 <= number <= len(found.fitting):
         raise BadInput(f"--fit-plan {number}: there are plans 1 to {len(found.fitting)}")
     if as_json:
-        from ranktop.tui.planning.fit_json import fit_json
+        from ranktop.budget.planning.fit_json import fit_json
 
         return json.dumps(fit_json(request, found), indent=2) + "\n"
-    from ranktop.tui.planning.fit_page import page
+    from ranktop.budget.planning.fit_page import page
 
     return page(request, found, width, number, colour)
 
 
 def shown_number(typed: str | None) -> int:
     """Return which plan's lines are shown. Raises BadInput."""
-    from ranktop.tui.planning.numbers import whole
+    from ranktop.budget.planning.numbers import whole
 
     return 1 if typed is None else whole("--fit-plan", typed, 1000)

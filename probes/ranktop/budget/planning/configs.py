@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ranktop.budget.model import BadInput, Model
 from ranktop.budget.plan import OptimizerPlan, Zero
-from ranktop.tui.planning.files import shown, text_of, toml_of, yaml_of
+from ranktop.budget.planning.files import shown, text_of, toml_of, yaml_of
 
 if TYPE_CHECKING:
     from ranktop.budget.configs.deepspeed import DeepSpeedConfig, Pieces
     from ranktop.budget.configs.setup import Setup
-    from ranktop.tui.planning.flags import Flags
+    from ranktop.budget.planning.flags import Flags
 
 Value = TypeVar("Value")
 Numbers = Mapping[str, int | None]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from ranktop.tui.planning.notes import device_line, model_line, run_line
-from ranktop.tui.planning.page import painted
-from ranktop.tui.planning.sizes import GIB, fold, seconds
-from ranktop.tui.planning.table import Cell
+from ranktop.budget.planning.notes import device_line, model_line, run_line
+from ranktop.budget.planning.page import painted
+from ranktop.budget.planning.sizes import GIB, fold, seconds
+from ranktop.budget.planning.table import Cell
 
 if TYPE_CHECKING:
     from ranktop.budget.fit import Candidate, Fit
-    from ranktop.tui.planning.request import Request
+    from ranktop.budget.planning.request import Request
 
 SHOWN: Final = 20
 """Plans in the table; JSON has them all."""

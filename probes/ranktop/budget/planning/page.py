@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from ranktop.tui.planning.answer import Answer
-from ranktop.tui.planning.notes import header, legend, notes
-from ranktop.tui.planning.sizes import fold
-from ranktop.tui.planning.table import Cell, lines
+from ranktop.budget.planning.answer import Answer
+from ranktop.budget.planning.notes import header, legend, notes
+from ranktop.budget.planning.sizes import fold
+from ranktop.budget.planning.table import Cell, lines
 
 _SGR: Final = {"good": "32", "bad": "31", "strong": "1", "best": "1;32", "dim": "2"}
 

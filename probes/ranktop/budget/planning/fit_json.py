@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ranktop.tui.planning.as_json import SCHEMA, model_json, run_json
+from ranktop.budget.planning.as_json import SCHEMA, model_json, run_json
 
 if TYPE_CHECKING:
     from ranktop.budget.fit import Candidate, Fit
-    from ranktop.tui.planning.request import Request
+    from ranktop.budget.planning.request import Request
 
 
 def fit_json(request: Request, found: Fit) -> dict[str, Any]:

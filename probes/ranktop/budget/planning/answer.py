@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ranktop.budget.model import BadInput, NoRule
+from ranktop.budget.planning.request import Request
+from ranktop.budget.planning.sizes import Unit, unit_for
 from ranktop.budget.project import project
 from ranktop.budget.run import WITHOUT_PEAK, Projection, Run
 from ranktop.budget.strategies import plan_of
 from ranktop.budget.terms import BUDGETED, STEP, Amount
-from ranktop.tui.planning.request import Request
-from ranktop.tui.planning.sizes import Unit, unit_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class Answer:
 
 def answer(request: Request) -> Answer:
     """Return the projections of a request, in the order of its strategies. Raises BadInput."""
-    from ranktop.tui.planning.ranking import best
+    from ranktop.budget.planning.ranking import best
 
     meant: list[BadInput] = []
     rows = tuple(_row(request, strategy, meant) for strategy in request.strategies)

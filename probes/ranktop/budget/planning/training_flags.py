@@ -7,8 +7,8 @@ from typing import Final
 
 from ranktop.budget.model import BadInput
 from ranktop.budget.plan import Lora
-from ranktop.tui.planning.flags import Flags, meant
-from ranktop.tui.planning.numbers import whole
+from ranktop.budget.planning.flags import Flags, meant
+from ranktop.budget.planning.numbers import whole
 
 ATTENTION: Final = ("sdpa", "eager", "flash")
 LOSSES: Final = ("upcast", "plain", "hf", "megatron", "megatron-fused", "chunked", "none")
