@@ -158,10 +158,11 @@ def _start(script: str) -> None:
     global _agent, _left
     if _agent is not None or os.environ.get("RANKTOP_DISABLE", "") not in {"", "0"}:
         return
+    from ranktop.agent import trainers
     from ranktop.agent.identity import discover
+    from ranktop.agent.imports import when_imported
     from ranktop.agent.lifecycle import ensure_hub
     from ranktop.agent.sampler import Sampler
-    from ranktop.agent.torch_import import when_torch_is_imported
     from ranktop.wire.endpoints import RunDirectoryError, job_directory
 
     left, _left = _left, None
@@ -179,7 +180,8 @@ def _start(script: str) -> None:
         sampler.start()
     _agent = _Agent(sampler)
     _register()
-    when_torch_is_imported(_agent.torch_loaded)
+    when_imported("torch", _agent.torch_loaded, having="nn")
+    trainers.look_out()
 
 
 def _meeting(identity: Identity) -> Meeting | None:

@@ -10,11 +10,16 @@ from typing import Final
 import torch
 from torch import nn
 
+from ranktop.agent.trainers import Told
+from ranktop.agent.trainers.weigh import weigh
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import MOMENTS
+from ranktop.probes.architecture import Outputs, with_architecture
 from ranktop.probes.clock import Clock, HostClock
+from ranktop.probes.model import ModelProbe
 from ranktop.probes.reading import StepTable
+from ranktop.probes.strategy import Seen, detect
 
 _OUTPUTS: Final = 8
 """Tensors of the root's output whose gradient is awaited, at most."""
@@ -27,6 +32,29 @@ class Facts:
     model: str
     inventory: Inventory
     plan: Plan
+    trainer: str = ""
+    """Which trainer runs the loop, with its version; empty for the script's own loop."""
+    notes: tuple[str, ...] = ()
+    """Where what a trainer says and what was seen are different."""
+
+
+def survey(
+    root: nn.Module,
+    model: ModelProbe,
+    device: torch.device,
+    seen: Seen,
+    outputs: Outputs | None,
+    said: Told | None,
+    largest: int,
+) -> Facts:
+    """Look at a model and its strategy once; ``seen`` and ``outputs`` are what hooks saw, ``said`` what a trainer says.
+
+    ``largest`` is the largest micro-batch seen so far, 0 for none.
+    """
+    plan = with_architecture(detect(root, model.optimizers(), device, seen), root, outputs)
+    plan, notes = weigh(plan, said, largest)
+    trainer = said.trainer if said is not None else ""
+    return Facts(model=model_name(root), inventory=model.inventory(), plan=plan, trainer=trainer, notes=notes)
 
 
 def device_of(root: nn.Module) -> torch.device:

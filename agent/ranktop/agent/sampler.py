@@ -275,6 +275,8 @@ class Sampler(threading.Thread):
         else:
             if watch.device is not None and watch.device.type == "cpu":
                 notes.append(HOST_NOTE)
+            if watch.facts is not None:
+                notes += watch.facts.notes
             if why := stopped(watch):
                 notes.append(why)
             recorder = watch.recorder

@@ -18,10 +18,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ranktop.agent.facts import (
     Facts,
@@ -32,8 +29,8 @@ from ranktop.agent.facts import (
     device_of,
     differentiable,
     gradients_at,
-    model_name,
     on_one_device,
+    survey,
     transformed,
     unsharded_at,
     when_backward_ends,
@@ -43,12 +40,13 @@ from ranktop.agent.roots import ByIdentity, RootTracker
 from ranktop.agent.runner import one_line
 from ranktop.agent.say import say
 from ranktop.agent.skim import Skim
+from ranktop.agent.trainers import told
 from ranktop.probes.allocator import HostAllocator, open_allocator
-from ranktop.probes.architecture import Holding, Outputs, output_sizes, with_architecture
+from ranktop.probes.architecture import Holding, Outputs, output_sizes
 from ranktop.probes.model import ModelProbe
 from ranktop.probes.reading import AllocatorProbe, MomentReading, Resident
 from ranktop.probes.steps import StepRecorder
-from ranktop.probes.strategy import Seen, batch_of, detect, tokens_of
+from ranktop.probes.strategy import Seen, batch_of, tokens_of
 
 MAX_ERRORS: Final = 10
 """Failures in the training thread after which the agent takes its hooks away."""
@@ -95,6 +93,7 @@ class Watch:
         self._searched = self._search_at = 0
         self._handles: list[Any] = []
         self._batch: tuple[int | None, int | None] = (None, None)
+        self._largest = 0
         self._autocast: str | None = None
         self._outputs: Outputs | None = None
         self._holding = Holding()
@@ -161,6 +160,7 @@ class Watch:
         self._running = True
         if grad and (recorder.count < 3 or recorder.reading):
             self._batch = batch_of(args, kwargs)
+            self._largest = max(self._largest, self._batch[0] or 0)
             self._autocast = autocast_of(self.device)
         if grad and recorder.count < 3:
             self._holding.look()
@@ -317,7 +317,7 @@ class Watch:
         self._skim.stop()
         self.recorder = None
         self.model = None
-        self._settled = False
+        self._settled, self._largest = False, 0
 
     def _find_primary(self, optimizer: Optimizer) -> None:
         """No root has been called yet: hook the models inside the container that holds these parameters.
@@ -371,8 +371,9 @@ class Watch:
         if self.model is None:
             return
         walked = recorder.reading and self.model.refresh()
+        said = told()
         habits = (
-            *(self._batch, recorder.accumulation, self._autocast, self._outputs, self._holding.held),
+            *(said, self._batch, recorder.accumulation, self._autocast, self._outputs, self._holding.held),
             *(gradients_at(recorder.table), unsharded_at(recorder.table)),
         )
         now = time.monotonic()
@@ -393,7 +394,6 @@ class Watch:
         )
         assert self.device is not None
         outputs = replace(self._outputs, held=self._holding.held) if self._outputs is not None else None
-        plan = with_architecture(detect(root, self.model.optimizers(), self.device, seen), root, outputs)
-        facts = Facts(model=model_name(root), inventory=self.model.inventory(), plan=plan)
+        facts = survey(root, self.model, self.device, seen, outputs, said, self._largest)
         if facts != self.facts:
             self.facts = facts
