@@ -17,6 +17,7 @@ from ranktop.probes.reading import (
     NvLink,
 )
 from ranktop.wire import codec
+from ranktop.wire.progress import Progress
 from ranktop.wire.schema import (
     SCHEMA_VERSION,
     Ack,
@@ -233,14 +234,54 @@ def assert_extends(new: object, old: object, where: str) -> None:
         assert new == old, where
 
 
-def test_a_point_grew_by_one_number_that_old_readers_skip() -> None:
-    """The history above was written before ``after`` existed; the same body is written with one element more now."""
-    known = History(rank=1, points=(Point(1.5, 3, None, 40, 24, 0, None, 7, 99.5, None, after=24),))
+def test_a_point_grew_by_numbers_that_old_readers_skip() -> None:
+    """The history above was written before ``after`` existed; loss, learning rate and the loss's step came later."""
+    point = Point(1.5, 3, None, 40, 24, 0, None, 7, 99.5, None, after=24, loss=2.5, learning_rate=1e-3, loss_step=1203)
+    known = History(rank=1, points=(point,))
     old = msgspec.msgpack.decode(bytes.fromhex(GOLDEN["history"]))
     new = msgspec.msgpack.decode(codec.encode_body(known))
-    assert new == {**old, "points": [[*old["points"][0], 24]]}
+    assert new == {**old, "points": [[*old["points"][0], 24, 2.5, 1e-3, 1203]]}
     header = Header("history", 1, 4242, 0, 17)
     assert codec.decode_body(header, codec.encode_body(known)) == known
+
+
+PROGRESS = Sample(
+    rank=1,
+    progress=Progress(
+        step=1240,
+        total_steps=5000,
+        epoch=0.5,
+        learning_rate=1e-3,
+        tokens_per_second=512.0,
+        values={"eval_loss": 2.5},
+        age=0.5,
+        source="script",
+        steps={"eval_loss": 1200},
+        ages={"eval_loss": 60.0},
+        counted=40,
+        every=2.0,
+        not_finite={"loss": "nan"},
+        bad_losses=3,
+        bad_since=1238,
+    ),
+    activity="validation",
+)
+PROGRESS_BYTES = (
+    "a870726f6772657373de0011a473746570cd04d8ab746f74616c5f7374657073cd1388a565706f6368cb3fe000000000"
+    "0000a46c6f7373c0ad6c6561726e696e675f72617465cb3f50624dd2f1a9fcad6772616469656e745f6e6f726dc0b174"
+    "6f6b656e735f7065725f7365636f6e64cb4080000000000000a676616c75657381a96576616c5f6c6f7373cb40040000"
+    "00000000a3616765cb3fe0000000000000a6736f75726365a6736372697074a5737465707381a96576616c5f6c6f7373"
+    "cd04b0a46167657381a96576616c5f6c6f7373cb404e000000000000a7636f756e74656428a56576657279cb40000000"
+    "00000000aa6e6f745f66696e69746581a46c6f7373a36e616eaa6261645f6c6f7373657303a96261645f73696e6365cd"
+    "04d6a86163746976697479aa76616c69646174696f6e"
+)
+
+
+def test_what_a_script_tells_is_these_bytes_at_the_end_of_a_sample() -> None:
+    whole, plain = (codec.encode_body(sample) for sample in (PROGRESS, Sample(rank=1)))
+    assert whole.startswith(plain[: plain.index(b"\xa8progress")])
+    assert whole[whole.index(b"\xa8progress") :].hex() == PROGRESS_BYTES
+    assert codec.decode_body(HEADER, whole) == PROGRESS
 
 
 def test_this_is_schema_1() -> None:

@@ -1,4 +1,4 @@
-"""The last half hour of each rank in compact form: one point a second, eleven numbers each."""
+"""The last half hour of each rank in compact form: one point a second, fourteen numbers each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNKNOWN: Final = math.nan
 
 
 class PointRing:
-    """A bounded series of points, kept as plain doubles: 88 bytes a point."""
+    """A bounded series of points, kept as plain doubles: 112 bytes a point."""
 
     def __init__(self, ranks: int) -> None:
         self._spacing = point_spacing(ranks)
@@ -102,11 +102,15 @@ def _fields(point: Point) -> tuple[float | None, ...]:
         point.power,
         point.temperature,
         point.after,
+        point.loss,
+        point.learning_rate,
+        point.loss_step,
     )
 
 
 def _point(row: array[float]) -> Point:
-    t, step, step_s, used, states, activations, reserved, utilization, power, temperature, after = row
+    t, step, step_s, used, states, activations, reserved, utilization, power, temperature, after, *told = row
+    loss, learning_rate, loss_step = told
     return Point(
         t,
         _whole(step) or 0,
@@ -119,6 +123,9 @@ def _point(row: array[float]) -> Point:
         _known(power),
         _whole(temperature),
         _whole(after),
+        _known(loss),
+        _known(learning_rate),
+        _whole(loss_step),
     )
 
 

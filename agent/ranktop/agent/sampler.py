@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import platform
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ranktop.agent import progress
 from ranktop.agent.black_box import Failure, box_of
 from ranktop.agent.identity import Identity
+from ranktop.agent.loaded import backend, versions
 from ranktop.agent.looks import Looks
 from ranktop.agent.mode import Mode
 from ranktop.agent.own_device import OwnDevice
@@ -28,7 +27,8 @@ from ranktop.probes.collectives import CollectiveProbe
 from ranktop.probes.identity import at_moment, compose
 from ranktop.probes.reading import AllocatorReading, DeviceIdentity, DeviceReading, Resident, StepTimes
 from ranktop.probes.starvation import StarvationProbe
-from ranktop.wire.schema import Card, Cost, End, Sample, Table, Versions
+from ranktop.wire.activity import VALIDATION, kind_of
+from ranktop.wire.schema import Card, Cost, End, Sample, Table
 
 if TYPE_CHECKING:
     from ranktop.agent.facts import Facts
@@ -48,16 +48,6 @@ HOST_NOTE: Final = (
     "own objects included; what it held before that counts as runtime"
 )
 
-
-def _own_version() -> str:
-    try:
-        return version("ranktop")
-    except PackageNotFoundError:
-        return ""
-
-
-_OWN_VERSION: Final = _own_version()
-"""Looked up before the script runs: it loads modules, which a script's own files might hide."""
 
 NO_MODEL: Final = Resident(parameters=0, gradients=0, optimizer=0, buffers=0)
 
@@ -105,6 +95,7 @@ class Sampler(threading.Thread):
         self._last_steps: tuple[StepTimes, ...] = ()
         self._cpu = 0.0
         self._hook_seconds = 0.0
+        self._reports = progress.begin(lambda: self.watch)
 
     def mark_baseline(self) -> None:
         """Count what malloc holds now as runtime: the script has not made its model yet."""
@@ -113,6 +104,7 @@ class Sampler(threading.Thread):
     def finish(self, end: End, deadline: float) -> None:
         """Send the last words and stop; waits no longer than ``deadline`` seconds."""
         self._end = end
+        progress.end(self._reports)
         self._stopping.set()
         self.join(deadline)
 
@@ -234,7 +226,7 @@ class Sampler(threading.Thread):
         facts = self.watch.facts if self.watch is not None else None
         device = self._device.identity()
         notes = (*self._notes(), *self._device.notes(allocator))
-        key = (facts, device, _backend(), self.watch is not None, notes, self._code.digest())
+        key = (facts, device, backend(), self.watch is not None, notes, self._code.digest())
         if key == self._carded:
             return None
         self._carded = key
@@ -253,7 +245,7 @@ class Sampler(threading.Thread):
             revision=self._revision,
             device=device,
             versions=versions(),
-            backend=_backend(),
+            backend=backend(),
             model=facts.model if facts is not None else "",
             inventory=facts.inventory if facts is not None else None,
             plan=facts.plan if facts is not None else None,
@@ -298,6 +290,10 @@ class Sampler(threading.Thread):
         table, table_reasons = self._table(allocator, device)
         errors = self._errors + (watch.errors if watch is not None else 0)
         collectives = self._collectives.read()
+        thread = watch.thread if watch is not None else None
+        activity = self._reports.activity(thread)
+        if recorder is not None:
+            recorder.also = self._reports.collect if self._reports.waiting else None
         return Sample(
             rank=self.identity.rank,
             uptime=time.monotonic() - self._began,
@@ -313,11 +309,13 @@ class Sampler(threading.Thread):
             step=recorder.count if recorder is not None else 0,
             step_age=None if recorder is None or recorder.last_end is None else time.perf_counter() - recorder.last_end,
             steps=self._steps(),
-            phase=self._mode.phase(watch),
+            phase="eval" if kind_of(activity) == VALIDATION else self._mode.phase(watch),
             collectives=collectives,
             cost=Cost(cpu_s=self._cpu, hook_s=self._hooks(), dropped=dropped, errors=errors),
             looks=self._looks.take([group.name for group in collectives.groups]),
-            starved=self._starvation.read(watch.thread if watch is not None else None),
+            starved=self._starvation.read(thread),
+            progress=self._reports.progress(),
+            activity=activity,
         )
 
     def _resident(self) -> Resident | None:
@@ -371,25 +369,3 @@ def stopped(watch: Watch) -> str:
         return ""
     errors = f" after {watch.errors} error{'' if watch.errors == 1 else 's'}" if watch.errors else ""
     return f"the agent stopped following the model{errors}: {watch.last_error}"
-
-
-def _backend() -> str:
-    distributed = sys.modules.get("torch.distributed")
-    # While another thread imports it, the module is there without its functions.
-    initialized = getattr(distributed, "is_initialized", None)
-    if distributed is None or initialized is None or not initialized():
-        return ""
-    return str(distributed.get_backend())
-
-
-def versions() -> Versions:
-    """Return the versions of what is loaded in this process."""
-    torch = sys.modules.get("torch")
-    deepspeed = sys.modules.get("deepspeed")
-    return Versions(
-        ranktop=_OWN_VERSION,
-        python=platform.python_version(),
-        torch=str(getattr(torch, "__version__", "")),
-        cuda=str(getattr(getattr(torch, "version", None), "cuda", None) or ""),
-        deepspeed=str(getattr(deepspeed, "__version__", "")),
-    )

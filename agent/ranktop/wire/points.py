@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from ranktop.budget.terms import Memory
+from ranktop.wire.progress import loss_step
 from ranktop.wire.schema import Point, Sample
 
 HISTORY_SECONDS: Final = 1800.0
 """Of each rank that hubs hold, and viewers are told at first."""
 
 _FULL_RATE_RANKS: Final = 256
-"""Up to this many ranks each keeps a point a second (45 MB in all); more ranks keep fewer points each."""
+"""Up to this many ranks each keeps a point a second (57 MB in all); more ranks keep fewer points each."""
 
 _JITTER: Final = 0.1
 """Seconds by which a sample may come early and still count as a second after the one before."""
@@ -29,6 +30,7 @@ def point_of(sample: Sample, t: float) -> Point:
     """Reduce a sample to its point; states and activations are those of the peak moment of its last step."""
     peak = _peak(sample)
     now = sample.now
+    progress = sample.progress
     used = now.used()
     return Point(
         t=t,
@@ -44,6 +46,9 @@ def point_of(sample: Sample, t: float) -> Point:
         power=sample.device.power,
         temperature=sample.device.temperature,
         after=_after(sample),
+        loss=progress.loss if progress is not None else None,
+        learning_rate=progress.learning_rate if progress is not None else None,
+        loss_step=loss_step(progress) if progress is not None else None,
     )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def insert_points(connection: sqlite3.Connection, level: int, found: dict[int, l
     for rank, points in sorted(found.items()):
         part.append(Points(rank, tuple(points)))
         times += [point.t for point in points]
-        if 60 * len(times) > CHUNK_BYTES:
+        if 80 * len(times) > CHUNK_BYTES:
             _insert(connection, "points", level, times, *pack_points(part))
             part, times = [], []
     if times:

@@ -23,6 +23,7 @@ from ranktop.probes.reading import (
     StepTimes,
 )
 from ranktop.wire.nodes import Door, Doors, Nodes
+from ranktop.wire.progress import Progress
 
 LOOK_SECONDS: Final = 0.25
 """Mean spacing of the looks at the collectives' positions, which ranks of one node take at the same times
@@ -106,6 +107,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks on this rank's node, by the launcher's word; 0 where it does not tell."""
     node_rank: int = 0
     """The node's place among the job's, which tells two of one name apart; 0 where the launcher does not tell."""
+    trainer: str = ""
+    """What drives the training loop, e.g. ``transformers 5.24.0 Trainer``; empty when nothing known does."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,6 +179,11 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     starved: float | None = None
     """Share of the last interval in which the training thread was ready to run and had no CPU (``schedstat``), 0 to 1;
     None where the kernel does not tell."""
+    progress: Progress | None = None
+    """None while nothing has been told."""
+    activity: str = ""
+    """What the script says that the training thread does (``agent.annotate``): ``validation``, ``save``, or a word of
+    its own; empty while it says nothing."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,6 +275,11 @@ class Point(msgspec.Struct, array_like=True, frozen=True):
     after: int | None = None
     """Tensors of the process (states, activations, buffers) that the last step read left behind: at its end, or at the
     start of the next."""
+    loss: float | None = None
+    """The last that was told; None where that is no finite number."""
+    learning_rate: float | None = None
+    loss_step: int | None = None
+    """Step that the loss belongs to: the trainer's count, or the rank's own where the trainer does not tell."""
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 from ranktop.probes.clock import Clock, HostClock
 from ranktop.probes.reading import MomentReading, StepTable, StepTimes
+from ranktop.probes.step_times import OpenStep, times_of
 
 READING_SHARE: Final = 0.003
 """Largest part of the step time that readings of the memory may take on average."""
@@ -28,29 +29,6 @@ FORWARDS_WITHOUT_OPTIMIZER: Final = 16
 """Forwards after which a loop that has never run an optimizer counts each forward as a step."""
 
 
-class _Open:
-    """The step in progress: marks by the clock, and host times beside them."""
-
-    __slots__ = (
-        *("forwards", "host_end", "host_previous", "index", "last_mark", "moments", "optimizers", "previous", "read"),
-        *("start", "tokens", "waits"),
-    )
-
-    def __init__(self, index: int, previous: object | None, start: object, read: bool) -> None:
-        self.index = index
-        self.previous = previous
-        self.start = start
-        self.forwards: list[list[object]] = []
-        self.optimizers: list[list[object]] = []
-        self.waits: list[tuple[object, object]] = []
-        self.last_mark: object = start
-        self.host_previous: float | None = None
-        self.host_end = 0.0
-        self.read = read
-        self.tokens: int | None = None
-        self.moments: dict[str, MomentReading] = {}
-
-
 class StepRecorder:
     """Turns the hooks' events into finished steps.
 
@@ -60,19 +38,24 @@ class StepRecorder:
     Steps that follow each other fast are not all followed: between two that are, the rest is only skimmed, that is
     counted, by the three methods that say so. They cost a few hundred nanoseconds where the full ones cost a hundred
     microseconds of a training loop whose caches hold other things.
+
+    A forward within an optimizer's call is one of its closure (Lightning's automatic optimization, L-BFGS): then the
+    optimizer's own work begins when the closure's backward has ended.
     """
 
     def __init__(self, read: Callable[[], MomentReading | None], clock: Clock | None = None) -> None:
         """Read memory with ``read`` at the moments, and time phases by ``clock`` (the wall clock by default)."""
         self._read = read
         self._clock: Clock = clock if clock is not None else HostClock()
-        self._open: _Open | None = None
+        self._open: OpenStep | None = None
         self._previous_end: object | None = None
-        self._finished: deque[_Open] = deque(maxlen=32)
+        self._finished: deque[OpenStep] = deque(maxlen=32)
         self._timed: deque[StepTimes] = deque(maxlen=32)
         self._stepped = False
         self._differentiated = False
         self._backward_mark: object | None = None
+        self._closure = False
+        """Whether an optimizer that is being called runs the forwards."""
         self._reading_cost = 0.0
         self._last_end_host: float | None = None
         self._last_read_host = 0.0
@@ -96,6 +79,8 @@ class StepRecorder:
         """Forwards of the last finished step."""
         self.hook_seconds = 0.0
         """Time spent reading memory in the training thread since the start."""
+        self.also: Callable[[], None] | None = None
+        """Called in the training thread a few times a second, where the times of finished steps are asked for."""
 
     # -- events, in the training thread -------------------------------------------------------------------------
 
@@ -105,7 +90,10 @@ class StepRecorder:
             self.phase = "eval"
             return False
         self._differentiated = False
+        self._closure = self.phase == "optimizer"
         step = self._open
+        if self._closure and step is not None:
+            self._closure_begins(step)
         if step is not None and not (self._stepped or self._forward_only(step)):
             self._moment(step, "backward_end")
             mark = self._clock.mark()
@@ -125,7 +113,8 @@ class StepRecorder:
             self._count_skimmed()
             self.skimming = False
         mark = self._clock.mark()
-        step = self._open = _Open(self.count + 1, self._previous_end, mark, self._want_reading())
+        step = self._open = OpenStep(self.count + 1, self._previous_end, mark, self._want_reading())
+        step.closure = self._closure
         step.forwards.append([mark])
         step.host_previous, self._skimmed_end = self._skimmed_end, None
         self._stepped = False
@@ -146,7 +135,7 @@ class StepRecorder:
     def forward_end(self, grad: bool) -> None:
         """The root's forward has returned."""
         if not grad:
-            self._outside()
+            self.left_training()
             return
         self._resolve()
         step = self._open
@@ -166,10 +155,20 @@ class StepRecorder:
             self._moment(step, "backward_start")
 
     def backward_end(self) -> None:
-        """A backward has come to its end. What follows until the next micro-batch's forward is waiting for its data."""
-        if self._open is not None and not self._stepped:
+        """A backward has come to its end. What follows until the next micro-batch's forward is waiting for its data.
+
+        In a closure the optimizer's own work follows.
+        """
+        step = self._open
+        if step is None or self._stepped:
+            return
+        if not self._closure:
             self._backward_mark = self._clock.mark()
             self.phase = "data"
+            return
+        self._moment(step, "backward_end")
+        step.optimizers.append([self._clock.mark()])
+        self.phase = "optimizer"
 
     def optimizer_begin(self) -> None:
         """An optimizer is about to step."""
@@ -179,26 +178,31 @@ class StepRecorder:
             if self._open is not None:
                 self._open.index = 1
         step = self._open
+        self._closure = False
+        self.phase = "optimizer"
         if step is None:
             return
         self._resolve()
         if not self._stepped:
             self._moment(step, "backward_end")
         step.optimizers.append([self._clock.mark()])
-        self.phase = "optimizer"
 
     def optimizer_end(self) -> None:
         """An optimizer has stepped."""
         step = self._open
-        if step is None or not step.optimizers:
+        self.phase = "data"
+        self._closure = False
+        if step is None:
             return
         mark = self._clock.mark()
-        step.optimizers[-1].append(mark)
+        if step.optimizers and len(step.optimizers[-1]) == 1:
+            step.optimizers[-1].append(mark)
+        elif not step.optimizers:
+            step.closure = True  # it had been called before this step's first forward
         step.last_mark = mark
         self._stepped = True
         self._last_end_host = step.host_end = time.perf_counter()
         self._moment(step, "step_end")
-        self.phase = "data"
 
     def close(self) -> None:
         """Count the step in progress if its optimizer has run."""
@@ -264,6 +268,11 @@ class StepRecorder:
         return tuple(done)
 
     @property
+    def in_closure(self) -> bool:
+        """Whether the optimizer that is being called runs the forward in progress."""
+        return self._closure
+
+    @property
     def ended(self) -> int:
         """Steps whose optimizer has run: ``count`` rises only when the next one begins."""
         return self.count + (self._uncounted or (self._open is not None and self._stepped))
@@ -278,9 +287,12 @@ class StepRecorder:
 
         A CUDA event that another thread asks about while a graph is captured would break the capture.
         """
+        also = self.also
+        if also is not None:
+            also()
         while self._finished:
             try:
-                times = self._times(self._finished[0])
+                times = times_of(self._finished[0], self._clock)
             except Exception:  # marks that cannot be compared, or a device that has failed
                 times = None
                 self._finished.popleft()
@@ -292,7 +304,17 @@ class StepRecorder:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _forward_only(self, step: _Open) -> bool:
+    def _closure_begins(self, step: OpenStep) -> None:
+        """The optimizer that was taken to step runs a forward first: its own work comes later, or is a part only."""
+        begun = step.optimizers[-1] if step.optimizers else []
+        if len(begun) == 1:
+            step.optimizers.pop()
+            if step.closure and not self._stepped:
+                step.optimizers.append([begun[0], self._clock.mark()])
+        if not self._stepped:
+            step.closure = True
+
+    def _forward_only(self, step: OpenStep) -> bool:
         """Whether to count a forward as a step since no optimizer is ever called."""
         if self.optimizer_seen or (self.count == 0 and len(step.forwards) < FORWARDS_WITHOUT_OPTIMIZER):
             return False
@@ -301,8 +323,8 @@ class StepRecorder:
         self._moment(step, "backward_end")
         return True
 
-    def _outside(self) -> None:
-        """Time spent in validation belongs neither to a step nor to waiting for data."""
+    def left_training(self) -> None:
+        """Time spent in validation until now belongs neither to a step nor to waiting for data."""
         if self._open is not None and self._stepped:
             self._finish(self._open)
             self._open = None
@@ -312,7 +334,7 @@ class StepRecorder:
             self._previous_end = self._clock.mark()
             self.phase = "data"
 
-    def _finish(self, step: _Open) -> None:
+    def _finish(self, step: OpenStep) -> None:
         self.count = step.index
         self._previous_end = step.last_mark
         self.accumulation = len(step.forwards)
@@ -330,7 +352,7 @@ class StepRecorder:
         spacing = 5 * self._reading_cost / READING_SHARE
         return elapsed >= max(READING_SPACING, spacing)
 
-    def _moment(self, step: _Open, name: str) -> None:
+    def _moment(self, step: OpenStep, name: str) -> None:
         if not step.read:
             return
         before = time.perf_counter()
@@ -342,45 +364,3 @@ class StepRecorder:
         self.hook_seconds += cost
         self._last_read_host = after
         self._reading_cost = cost if self._reading_cost == 0.0 else 0.7 * self._reading_cost + 0.3 * cost
-
-    def _times(self, step: _Open) -> StepTimes | None:
-        between = self._clock.between
-        seconds = between(step.previous if step.previous is not None else step.start, step.last_mark)
-        if seconds is None:
-            return None
-        data = between(step.previous, step.start) if step.previous is not None else None
-        if step.host_previous is not None:
-            # The device was not asked when the step before it, a skimmed one, ended; its queue keeps the host's pace.
-            seconds = step.host_end - step.host_previous
-            data = between(step.host_previous, step.start) if isinstance(self._clock, HostClock) else None
-        forward = _sum(between(pair[0], pair[1]) for pair in step.forwards if len(pair) == 2)
-        optimizer = _sum(between(pair[0], pair[1]) for pair in step.optimizers if len(pair) == 2)
-        backward: float | None = None
-        end_of_backward = step.optimizers[0][0] if step.optimizers else step.last_mark
-        span = between(step.start, end_of_backward)
-        waits = _sum(between(end, begin) for end, begin in step.waits)
-        if span is not None and forward is not None:
-            backward = max(0.0, span - forward - (waits or 0.0))
-        if waits is not None:
-            data = waits if data is None else data + waits
-        return StepTimes(
-            index=step.index,
-            seconds=seconds,
-            data=data,
-            forward=forward,
-            backward=backward,
-            optimizer=optimizer,
-            micro_batches=len(step.forwards),
-            clock=self._clock.name,
-            tokens=step.tokens,
-        )
-
-
-def _sum(parts: Iterable[float | None]) -> float | None:
-    """Add up seconds; None when there is nothing to add or a part is unknown."""
-    total: float | None = None
-    for part in parts:
-        if part is None:
-            return None
-        total = part if total is None else total + part
-    return total

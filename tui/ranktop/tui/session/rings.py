@@ -1,4 +1,4 @@
-"""History of one rank in a bounded, compact form: eleven numbers a second for half an hour."""
+"""History of one rank in a bounded, compact form: fourteen numbers a second for half an hour."""
 
 from __future__ import annotations
 
