@@ -55,13 +55,22 @@ def given(flags: Flags, numbers: Numbers, model: Model) -> Given:
     if flags.deepspeed is not None and flags.accelerate is not None:
         raise BadInput("--deepspeed and --accelerate both say how it is sharded; leave one out")
     if flags.deepspeed is not None:
-        path = Path(flags.deepspeed).expanduser()
-        config = _read_deepspeed("--deepspeed", path)
+        config, name = _deepspeed_of(flags.deepspeed)
         world = numbers["world_size"] or _world(config.values, numbers)
-        return _with_deepspeed(Given(file=shown(path)), config, flags, numbers, model, world)
+        return _with_deepspeed(Given(file=name), config, flags, numbers, model, world)
     if flags.accelerate is not None:
-        return _accelerate(Path(flags.accelerate).expanduser(), flags, numbers, model)
+        return _accelerate(flags.accelerate, flags, numbers, model)
     return Given()
+
+
+def _deepspeed_of(what: str | Mapping[str, Any]) -> tuple[DeepSpeedConfig, str]:
+    """Return the config of a file, or of what such a file holds, and its name."""
+    if isinstance(what, str):
+        path = Path(what).expanduser()
+        return _read_deepspeed("--deepspeed", path), shown(path)
+    from ranktop.budget.configs.deepspeed import DeepSpeedConfig
+
+    return DeepSpeedConfig(values=what), DeepSpeedConfig.where
 
 
 def _read_deepspeed(flag: str, path: Path) -> DeepSpeedConfig:
@@ -137,10 +146,14 @@ def _told(pieces: Pieces) -> tuple[str, ...]:
     return (*(f"no key {key!r} is known to DeepSpeed" for key in pieces.unknown), *pieces.notes)
 
 
-def _accelerate(path: Path, flags: Flags, numbers: Numbers, model: Model) -> Given:
+def _accelerate(what: str | Mapping[str, Any], flags: Flags, numbers: Numbers, model: Model) -> Given:
     from ranktop.budget.configs.accelerate import read_accelerate
 
-    data = toml_of("--accelerate", path) if path.suffix == ".toml" else yaml_of("--accelerate", path)
+    path = Path(what).expanduser() if isinstance(what, str) else Path("Accelerate config")
+    if isinstance(what, str):
+        data = toml_of("--accelerate", path) if path.suffix == ".toml" else yaml_of("--accelerate", path)
+    else:
+        data = what
     setup = read_accelerate(data, shown(path))
     values = {
         "--precision": setup.precision,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ranktop.budget.model import BadInput
 
 if TYPE_CHECKING:
+    from ranktop.budget.fit import Fit
     from ranktop.budget.planning.request import Request
 
 
@@ -16,11 +17,7 @@ def text(request: Request, *, as_json: bool, width: int, number: int = 1, colour
 
     Raises BadInput.
     """
-    from ranktop.budget.fit import fit, speeds
-
-    run = request.run
-    at = speeds(run.link, request.device, several_nodes=run.world_size > run.gpus_per_node)
-    found = fit(run, batch=request.global_batch, strategies=request.strategies, present=request.own or "", at=at)
+    found = search(request)
     if found.fitting and not 1 <= number <= len(found.fitting):
         raise BadInput(f"--fit-plan {number}: there are plans 1 to {len(found.fitting)}")
     if as_json:
@@ -30,6 +27,15 @@ def text(request: Request, *, as_json: bool, width: int, number: int = 1, colour
     from ranktop.budget.planning.fit_page import page
 
     return page(request, found, width, number, colour)
+
+
+def search(request: Request) -> Fit:
+    """Return the plans that fit. Raises BadInput."""
+    from ranktop.budget.fit import fit, speeds
+
+    run = request.run
+    at = speeds(run.link, request.device, several_nodes=run.world_size > run.gpus_per_node)
+    return fit(run, batch=request.global_batch, strategies=request.strategies, present=request.own or "", at=at)
 
 
 def shown_number(typed: str | None) -> int:

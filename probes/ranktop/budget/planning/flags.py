@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -30,9 +30,12 @@ def many(group: str, metavar: str, text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """What the user typed, unread; ``request`` reads it and complains in one line."""
+    """What the user typed, unread; ``request`` reads it and complains in one line.
 
-    model: str | None = flag(MODEL, "NAME|PATH", "a model by name, or a Hugging Face config.json")
+    From Python, instead of a file's name, what it holds: a mapping.
+    """
+
+    model: str | Mapping[str, Any] | None = flag(MODEL, "NAME|PATH", "a model by name, or a Hugging Face config.json")
     params: str | None = flag(MODEL, "N", "instead of --model: parameters, e.g. 7.5e9 or 7.5B")
     layers: str | None = flag(MODEL, "N", "with --params: blocks")
     hidden: str | None = flag(MODEL, "N", "with --params: hidden size")
@@ -53,8 +56,8 @@ class Flags:
     sequence_parallel: bool = switch(LAYOUT, "split along the sequence what tensor parallel leaves whole")
     virtual_stages: str | None = flag(LAYOUT, "N", "pipeline chunks per rank (1)")
     strategy: str | None = flag(LAYOUT, "A,B,...", "strategies to compare (all)")
-    deepspeed: str | None = flag(LAYOUT, "FILE", "DeepSpeed's JSON")
-    accelerate: str | None = flag(LAYOUT, "FILE", "Accelerate's YAML")
+    deepspeed: str | Mapping[str, Any] | None = flag(LAYOUT, "FILE", "DeepSpeed's JSON")
+    accelerate: str | Mapping[str, Any] | None = flag(LAYOUT, "FILE", "Accelerate's YAML")
 
     precision: str | None = flag(
         TRAINING, "NAME", "fp32, amp-fp16, amp-bf16, bf16, bf16-master, fp16-master or fp8 (bf16-master)"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ranktop.budget.model import BadInput, Model
 from ranktop.budget.planning.files import json_of, shown
@@ -39,8 +40,9 @@ def model_of_flags(flags: Flags) -> tuple[Model, tuple[str, ...]]:
         if flags.params is not None:
             raise BadInput("--model and --params both say which model; leave one out")
         if shape:
-            raise BadInput(f"{spelled(shape[0])} is for --params: --model {flags.model} has its own shape")
-        return _named(flags.model), ()
+            name = flags.model if isinstance(flags.model, str) else "given"
+            raise BadInput(f"{spelled(shape[0])} is for --params: --model {name} has its own shape")
+        return (_named(flags.model) if isinstance(flags.model, str) else _described(flags.model)), ()
     if shape:
         return _shaped(flags, shape)
     if flags.params is None:
@@ -70,6 +72,18 @@ def _named(text: str) -> Model:
     except BadInput as error:
         told = str(error) + (OTHER_MODELS if "model_type" in str(error) else "")
         raise BadInput(told if shown(path) in told else f"--model {shown(path)}: {told}") from None
+
+
+def _described(config: Mapping[str, Any]) -> Model:
+    """Return the model of what a ``config.json`` holds. Raises BadInput."""
+    from ranktop.budget.models.huggingface import model_of
+
+    name = config.get("_name_or_path") or config.get("model_type") or "model"
+    try:
+        return model_of(config, str(name))
+    except BadInput as error:
+        told = str(error) + (OTHER_MODELS if "model_type" in str(error) else "")
+        raise BadInput(f"--model: {told}") from None
 
 
 def _exists(path: Path) -> bool:
