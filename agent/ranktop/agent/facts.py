@@ -15,7 +15,7 @@ from ranktop.agent.trainers.weigh import weigh
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import MOMENTS
-from ranktop.probes.architecture import Outputs, with_architecture
+from ranktop.probes.architecture import Outputs, with_architecture, wrapped
 from ranktop.probes.clock import Clock, HostClock
 from ranktop.probes.model import ModelProbe
 from ranktop.probes.reading import StepTable
@@ -90,21 +90,15 @@ def autocast_of(device: torch.device | None) -> str | None:
 
 def model_name(root: nn.Module) -> str:
     """Return the class name of the user's own model inside wrappers."""
-    for _ in range(6):
-        inner = next(
-            (
-                child
-                for name in ("module", "_orig_mod", "_fsdp_wrapped_module")
-                if isinstance(child := root._modules.get(name), nn.Module)
-            ),
-            None,
-        )
-        if inner is None:
-            break
-        root = inner
+    *_, root = wrapped(root)
     name = type(root).__name__
     # fully_shard gives a module a class of its own, named after the original.
     return name.removeprefix("FSDP") if len(name) > len("FSDP") and hasattr(root, "unshard") else name
+
+
+def wraps(root: nn.Module, model: nn.Module) -> bool:
+    """Return whether ``root`` is a wrapper (DDP, FSDP1, an engine, torch.compile) around ``model``, not itself."""
+    return root is not model and any(inside is model for inside in wrapped(root))
 
 
 def capturing() -> bool:
@@ -168,10 +162,13 @@ def unsharded_at(table: StepTable | None) -> tuple[str, ...]:
 
 
 def when_backward_ends(call: Callable[[], None]) -> None:
-    """Have the autograd engine call back at the end of the backward that is running, as DDP and FSDP do."""
+    """Have the autograd engine call back at the end of the backward that is running, as DDP and FSDP do.
+
+    After what they have queued: only then gradients are where the optimizer finds them.
+    """
     queue = getattr(getattr(torch.autograd.Variable, "_execution_engine", None), "queue_callback", None)
     if queue is not None:
-        queue(call)
+        queue(lambda: queue(call))
 
 
 def backward_is_compiled() -> bool:

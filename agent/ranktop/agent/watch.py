@@ -34,6 +34,7 @@ from ranktop.agent.facts import (
     transformed,
     unsharded_at,
     when_backward_ends,
+    wraps,
 )
 from ranktop.agent.harmless import OutputHook, harmless
 from ranktop.agent.roots import ByIdentity, RootTracker
@@ -120,8 +121,9 @@ class Watch:
         self._roots.remove()
 
     def follow(self, model: nn.Module | None, optimizers: Iterable[Optimizer]) -> None:
-        """Watch what a script has named."""
+        """Watch what a script has named, or what has been wrapped around it: only that is called."""
         if model is not None:
+            model = next((root for root in self._roots.roots() if wraps(root, model)), model)
             self._roots.add(model)
             self._become_primary(model)
         for optimizer in optimizers:
@@ -147,7 +149,7 @@ class Watch:
     @harmless
     def root_begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A root module is about to run."""
-        self._running = False
+        self._running &= not self._is_primary(module)
         if capturing() or transformed(module):
             return
         grad = torch.is_grad_enabled()
@@ -238,8 +240,6 @@ class Watch:
         if capturing() or self.thread not in (None, threading.get_ident()):
             return
         self._know(optimizer, threading.get_ident())
-        if self._primary is None or self._primary() is None:
-            self._find_primary(optimizer)
         recorder = self.recorder
         if recorder is None or self._belongs_elsewhere(optimizer):
             return
@@ -249,6 +249,8 @@ class Watch:
 
     @harmless
     def _stepped(self, optimizer: Optimizer) -> None:
+        if self._primary is None or self._primary() is None:
+            self._find_primary(optimizer)  # not before: an optimizer may run the forward itself
         recorder = self.recorder
         if recorder is None or capturing() or self.thread not in (None, threading.get_ident()):
             return
@@ -378,10 +380,8 @@ class Watch:
         )
         now = time.monotonic()
         due = self.facts is None or recorder.count in (1, 2) or walked
-        if not due and (habits == self._surveyed or now - self._survey_time < RESURVEY_SECONDS):
-            return
         root = self._primary() if self._primary is not None else None
-        if root is None:
+        if root is None or (not due and (habits == self._surveyed or now - self._survey_time < RESURVEY_SECONDS)):
             return
         self._surveyed, self._survey_time = habits, now
         seen = Seen(

@@ -126,7 +126,7 @@ def autocast_inside(root: nn.Module) -> str | None:
     again in every hook around it. Source: accelerate/accelerator.py ``prepare_model``,
     torch/amp/autocast_mode.py ``autocast_decorator``.
     """
-    for module in _wrapped(root):
+    for module in wrapped(root):
         call = module.__dict__.get("forward")
         for _ in range(_DECORATORS):
             call = getattr(call, "__func__", call)
@@ -139,10 +139,10 @@ def autocast_inside(root: nn.Module) -> str | None:
 
 
 def _config(root: nn.Module) -> Any:
-    return next((c for module in _wrapped(root) if (c := getattr(module, "config", None)) is not None), None)
+    return next((c for module in wrapped(root) if (c := getattr(module, "config", None)) is not None), None)
 
 
-def _wrapped(root: nn.Module) -> Iterator[nn.Module]:
+def wrapped(root: nn.Module) -> Iterator[nn.Module]:
     """Yield a root and what wrappers hold inside it (DDP, FSDP1, torch.compile)."""
     seen: nn.Module | None = root
     for _ in range(6):

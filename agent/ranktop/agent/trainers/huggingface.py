@@ -1,7 +1,251 @@
-"""Hugging Face transformers' Trainer: a callback of its own kind tells what the Trainer says publicly."""
+"""Hugging Face transformers' Trainer (TRL's trainers too): a callback tells what the Trainer says publicly.
+
+``-m ranktop.agent`` puts it into ``transformers.trainer.DEFAULT_CALLBACKS``, from which every Trainer takes its own.
+It returns no control, exports no state, writes nothing: logs, checkpoints and ``trainer_state.json`` are the script's.
+"""
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from transformers.trainer_callback import TrainerCallback
+
+from ranktop.agent import annotate, progress
+from ranktop.agent.push import Pusher
+from ranktop.agent.roots import ByIdentity
+from ranktop.agent.runner import one_line
+from ranktop.agent.say import say
+from ranktop.agent.trainers import Told, forget, tell
+
+SOURCE: Final = "transformers Trainer"
+
+EVALUATION: Final = "evaluation"
+SAVE: Final = "save"
+
+RANK: Final = 2
+"""Over Accelerate, which it is made of."""
+
+_NAMES: Final = {"loss": "loss", "learning_rate": "learning_rate", "grad_norm": "gradient_norm"}
+"""What ``Trainer.log`` calls it -> what ``report`` does."""
+
+_LEFT_OUT: Final = ("epoch", "step", "total_steps", "source", "tokens", "total_flos", "num_input_tokens_seen")
+_TIMES: Final = ("_runtime", "_per_second")
+
+_BEST: Final = "best"
+"""``save_strategy`` that decides about a save after the evaluation, when no callback is asked any more."""
+
+F = TypeVar("F", bound=Callable[..., None])
+
+_speakers: Final[ByIdentity[RanktopCallback]] = ByIdentity()
+"""Trainer's state -> the callback that speaks for it: of several in one Trainer only the first does."""
+
+
+def _harmless(event: F) -> F:
+    """Have an event do nothing without an agent, and keep what goes wrong in it from the training; told once."""
+
+    @functools.wraps(event)
+    def guarded(self: RanktopCallback, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if progress.current is None or not self._sound:
+            return
+        try:
+            event(self, args, state, control, **kwargs)
+        except Exception as error:
+            self._sound = False
+            self._leave()
+            say(f"the Trainer's callback met an error and training goes on without it: {one_line(error)}")
+
+    return guarded  # type: ignore[return-value]
+
+
+class RanktopCallback(TrainerCallback):
+    """Attaches ranktop to a Trainer: ``Trainer(..., callbacks=[RanktopCallback()])``.
+
+    Not needed under ``-m ranktop.agent``, and harmless there: two are one. ``push`` sends what ``ranktop.agent.push``
+    makes to the script's own writer whenever the Trainer logs: ``"wandb"``, ``"tensorboard"``, or True for both.
+    """
+
+    def __init__(self, push: bool | str = False) -> None:
+        self._sound = True
+        self._activity: Any = None
+        self._what = ""
+        self._told = ""
+        self._writer: Any = None
+        self._pusher = Pusher(push, writer=lambda: self._writer) if push else None
+        self._start()
+
+    def _start(self) -> None:
+        """Start the agent before the Trainer wraps the model, so that it sees the wrapper."""
+        from ranktop.agent import attach
+
+        attach()
+
+    def _speaks(self, state: Any) -> bool:
+        first = _speakers.get(state)
+        if first is None:
+            _speakers.set(state, self)
+        return first is None or first is self
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    @_harmless
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Tell of the job, and follow the model where only this callback knows it."""
+        if not self._speaks(state):
+            return
+        told = told_of(args, state)
+        self._told = told.trainer
+        tell(told)
+        progress.tell(SOURCE, step=state.global_step, total_steps=state.max_steps, epoch=state.epoch)
+        self._follow(kwargs.get("model"), kwargs.get("optimizer"))
+
+    def _follow(self, model: Any, optimizer: Any) -> None:
+        from ranktop.agent import attach
+
+        attach(model, *([optimizer] if hasattr(optimizer, "param_groups") else []))
+
+    @_harmless
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Training goes on: whatever was between two steps is over."""
+        self._leave()
+
+    @_harmless
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Tell the step, and what comes before the next one."""
+        if self._speaks(state):
+            progress.tell(SOURCE, step=state.global_step, epoch=state.epoch)
+            self._next(control)
+
+    @_harmless
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """An epoch's end may evaluate and save, too."""
+        if self._speaks(state):
+            self._next(control)
+
+    @_harmless
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """It evaluates or predicts, by itself or because the script has called for it."""
+        if not self._what and self._speaks(state):
+            self._enter(EVALUATION)
+
+    @_harmless
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The evaluation is over; a save may follow."""
+        if self._speaks(state) and not self._decides_later(args):
+            self._leave()
+            self._next(control)
+
+    @_harmless
+    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        """The prediction is over."""
+        self._leave()
+
+    @_harmless
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A checkpoint has been written."""
+        self._leave()
+
+    @_harmless
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Pass on what the Trainer logs."""
+        if self._speaks(state):
+            _tell_logs(state, logs or {})
+        if self._pusher is not None:
+            self._pusher.push(state.global_step)
+
+    @_harmless
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The script goes on without the Trainer, whose word holds no longer."""
+        self._leave()
+        if self._speaks(state):
+            forget(self._told)
+
+    # -- between two steps -------------------------------------------------------------------------------------------
+
+    def _next(self, control: Any) -> None:
+        """Enter what the Trainer is about to do by its control's word."""
+        if control.should_evaluate:
+            self._enter(EVALUATION)
+        elif control.should_save:
+            self._enter(SAVE)
+
+    @staticmethod
+    def _decides_later(args: Any) -> bool:
+        strategy = getattr(args, "save_strategy", "")
+        return str(getattr(strategy, "value", strategy)) == _BEST
+
+    def _enter(self, what: str) -> None:
+        if self._what == what:
+            return
+        self._leave()
+        self._what, self._activity = what, annotate(what)
+        self._activity.__enter__()
+
+    def _leave(self) -> None:
+        activity, self._activity, self._what = self._activity, None, ""
+        if activity is not None:
+            activity.__exit__(None, None, None)
+
+
+class AutomaticRanktopCallback(RanktopCallback):
+    """What ``-m ranktop.agent`` gives every Trainer; of its own class, so that an explicit one is no duplicate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def _start(self) -> None:
+        """It is there because an agent runs."""
+
+    def _follow(self, model: Any, optimizer: Any) -> None:
+        """The hooks have found model and optimizer by themselves."""
+
 
 def met() -> None:
-    """``transformers.trainer`` has been imported."""
+    """``transformers.trainer`` has been imported: every Trainer from now on gets the callback."""
+    defaults: Any = getattr(sys.modules["transformers.trainer"], "DEFAULT_CALLBACKS", None)
+    if isinstance(defaults, list) and AutomaticRanktopCallback not in defaults:
+        defaults.append(AutomaticRanktopCallback)
+
+
+def told_of(args: Any, state: Any) -> Told:
+    """Return what a Trainer's arguments say; attributes that a version does not have are not told."""
+    length = _number(args, "max_length") or _number(args, "max_seq_length")
+    half = "bfloat16" if getattr(args, "bf16", False) else "float16" if getattr(args, "fp16", False) else None
+    return Told(
+        trainer=trainer_name(args),
+        micro_batch=_number(args, "train_batch_size") or _number(args, "per_device_train_batch_size"),
+        accumulation=_number(args, "gradient_accumulation_steps"),
+        sequence_length=length,
+        precision=half,
+        checkpointing="full" if getattr(args, "gradient_checkpointing", False) else None,
+        max_steps=state.max_steps if state.max_steps > 0 else None,
+        rank=RANK,
+    )
+
+
+def trainer_name(args: Any) -> str:
+    """Return which Trainer this is, by the class of its arguments: ``trl 1.16.0 SFTTrainer``."""
+    kind = type(args)
+    for parent in kind.__mro__:
+        package, name = parent.__module__.split(".", 1)[0], parent.__name__
+        if package in ("transformers", "trl"):
+            name = name.removesuffix("TrainingArguments" if package == "transformers" else "Config")
+            version = getattr(sys.modules.get(package), "__version__", "")
+            return " ".join(filter(None, (package, version, f"{name}Trainer")))
+    return SOURCE
+
+
+def _number(args: Any, name: str) -> int | None:
+    value = getattr(args, name, None)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _tell_logs(state: Any, logs: Mapping[str, Any]) -> None:
+    told = {
+        _NAMES.get(name, name): value
+        for name, value in logs.items()
+        if name not in _LEFT_OUT and not name.endswith(_TIMES) and isinstance(value, (int, float))
+    }
+    progress.tell(SOURCE, step=state.global_step, total_steps=state.max_steps, epoch=state.epoch, **told)
