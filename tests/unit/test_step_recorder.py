@@ -265,3 +265,85 @@ def test_readings_are_thinned_to_their_share_of_the_time() -> None:
     while time.perf_counter() - began < 0.5:
         step()
     assert reads == warm, "five readings of 2 ms need more than three seconds between them"
+
+
+def closure_step(loop: Loop, data: float = 1.0, backward_seen: bool = True) -> None:
+    """One step as an optimizer with a closure makes it: forward and backward within its own call."""
+    loop.clock.now += data
+    loop.recorder.optimizer_begin()
+    with loop.forward(2.0):
+        pass
+    loop.recorder.backward_begin()
+    loop.clock.now += 4.0
+    if backward_seen:
+        loop.recorder.backward_end()
+    loop.clock.now += 0.5
+    loop.recorder.optimizer_end()
+
+
+def test_a_closure_belongs_to_the_phases_it_runs_not_to_its_optimizer() -> None:
+    loop = Loop()
+    for _ in range(3):
+        closure_step(loop)
+    loop.recorder.close()
+    assert loop.recorder.count == 3
+    _, second, third = loop.recorder.take()
+    assert second == StepTimes(2, 7.5, 1.0, 2.0, 4.0, 0.5, 1, "device")
+    assert third == StepTimes(3, 7.5, 1.0, 2.0, 4.0, 0.5, 1, "device")
+    assert loop.recorder.table is not None
+    assert list(loop.recorder.table.moments) == [
+        "step_start",
+        "forward_end",
+        "backward_start",
+        "backward_end",
+        "step_end",
+    ]
+
+
+def test_where_the_end_of_a_closures_backward_was_not_seen_nothing_is_said_of_it() -> None:
+    loop = Loop()
+    for _ in range(2):
+        closure_step(loop, backward_seen=False)
+    loop.recorder.close()
+    _, second = loop.recorder.take()
+    assert (second.seconds, second.forward, second.backward, second.optimizer) == (7.5, 2.0, None, None)
+
+
+def test_a_closure_after_micro_batches_of_their_own_ends_one_step() -> None:
+    loop = Loop()
+    for _ in range(2):
+        loop.clock.now += 1.0
+        with loop.forward(2.0):
+            pass
+        loop.clock.now += 4.0
+        loop.recorder.backward_end()
+        closure_step(loop)
+    loop.recorder.close()
+    _, second = loop.recorder.take()
+    assert second == StepTimes(2, 14.5, 2.0, 4.0, 8.0, 0.5, 2, "device")
+
+
+def test_an_optimizer_that_runs_its_closure_several_times_makes_one_step() -> None:
+    loop = Loop()
+    for _ in range(2):
+        loop.recorder.optimizer_begin()
+        for _ in range(3):
+            with loop.forward(2.0):
+                pass
+            loop.clock.now += 4.0
+            loop.recorder.backward_end()
+            loop.clock.now += 0.5
+        loop.recorder.optimizer_end()
+    loop.recorder.close()
+    _, second = loop.recorder.take()
+    assert second == StepTimes(2, 19.5, 0.0, 6.0, 12.0, 1.5, 3, "device")
+
+
+def test_the_first_call_of_an_optimizer_with_a_closure_is_a_step_though_its_beginning_came_before_the_model() -> None:
+    loop = Loop()
+    with loop.forward(2.0):
+        pass
+    loop.recorder.optimizer_end()
+    closure_step(loop)
+    loop.recorder.close()
+    assert loop.recorder.count == 2
