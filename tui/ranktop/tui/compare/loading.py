@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 KINDS: Final = frozenset({"card", "sample"})
 """Messages that a comparison is made of."""
 
-BEFORE_THE_END: Final = 0.01
-"""Seconds before the first rank's end at which the findings of a run are asked for."""
-
 SAY_EVERY: Final = 2000
 """Messages between two words on how far it has come."""
 
@@ -52,12 +49,11 @@ def from_recording(
     source: str, recording: Recording, *, live: bool = False, say: Callable[[float], None] | None = None
 ) -> Loaded:
     """Read a whole recording; RecordingError."""
-    from ranktop.tui.replay.session_at import session_at
+    from ranktop.tui.replay.session_at import last_findings, parting, session_at
 
     gathered = Gathered(recording.job.world_size)
     notes = []
     bad = 0
-    parting: float | None = None
     length = max(1e-9, recording.end - recording.begin)
     for count, item in enumerate(recording.items(recording.begin - 1.0, recording.end)):
         if say is not None and count % SAY_EVERY == 0:
@@ -67,23 +63,16 @@ def from_recording(
             bad += 1
         elif read[1] is not None:
             gathered.take(read[0], read[1])
-            parting = None if read[0].kind == "card" else parting
-        elif read[0].kind == "end" and parting is None:
-            parting = item.t
     if bad:
         notes.append(f"{bad} of its messages could not be read")
     thinned = max((stretch.step for stretch in recording.stretches()), default=0.0)
     if thinned > recording.spacing:
         notes.append(f"of its older part one sample in {thinned:.0f} s is left")
     snapshot = session_at(recording).snapshot()
-    findings = {finding.key: finding for finding in snapshot.findings}
-    if parting is not None:
-        # What is out of line is found by comparing ranks that speak: once all have gone, nothing is.
-        before = session_at(recording, parting - BEFORE_THE_END).snapshot()
-        findings = {**{finding.key: finding for finding in before.findings}, **findings}
+    findings = [finding for finding, _ in last_findings(recording, parting(recording), snapshot).values()]
     live = live or recording.live
     return Loaded(
-        source=source, job=recording.job, gathered=gathered, findings=tuple(findings.values()),
+        source=source, job=recording.job, gathered=gathered, findings=tuple(findings),
         state=snapshot.state if live else "past", at_end=snapshot.state, started=recording.started,
         ended=None if live else recording.ended, host=recording.host, notes=notes,
     )  # fmt: skip
