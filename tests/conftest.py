@@ -48,6 +48,20 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def _no_configuration(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whoever runs the tests may have changed keys, limits and looks: none of it counts here."""
+    from ranktop.tui import config, keymap
+    from ranktop.tui.session.findings import limits
+
+    monkeypatch.setenv("RANKTOP_CONFIG", "off")
+    config.settings.cache_clear()
+    yield
+    config.settings.cache_clear()
+    keymap.use({})
+    limits.use(limits.DEFAULTS)
+
+
 @pytest.fixture
 def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have jobs and viewers meet in the test's temporary folder."""

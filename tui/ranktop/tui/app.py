@@ -14,6 +14,8 @@ from textual.binding import Binding, BindingType
 from textual.theme import Theme
 from textual.timer import Timer
 
+from ranktop.tui import keymap
+from ranktop.tui.config import given
 from ranktop.tui.exit import end_on_signals, guarded
 from ranktop.tui.keys import KEYS, REPLAY_KEYS
 from ranktop.tui.replay.theatre import Theatre
@@ -95,6 +97,7 @@ class RanktopApp(PacedApp):
         for palette in (DARK, LIGHT):
             self.register_theme(_textual_theme(palette.textual, palette is DARK))
         self.theme = self.palette.textual
+        self.set_keymap(keymap.for_textual())
 
     def on_mount(self) -> None:
         """Show the first screen and begin to listen."""
@@ -310,6 +313,8 @@ def run(
     if player is None and kind_of().plain:
         return look_once(source, find, connect, os.environ.get("TERM", ""))
     _collect_seldom()
+    theme, ascii = given("dashboard.theme", theme), given("dashboard.ascii", ascii)
+    theme, ascii = None if theme == "auto" else theme, None if ascii == "auto" else ascii
     try:
         app = RanktopApp(source, find=find, connect=connect, theme=theme, ascii=ascii, interval=interval, place=place)
     except ValueError as error:

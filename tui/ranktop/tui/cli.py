@@ -34,6 +34,17 @@ def fail(text: str, code: int) -> NoReturn:
     raise SystemExit(code)
 
 
+def configure() -> None:
+    """Put the configuration in force; one line and exit code 2 where it has errors: nothing starts half configured."""
+    from ranktop.tui.config import apply
+    from ranktop.tui.config.reading import ConfigError
+
+    try:
+        apply()
+    except ConfigError as error:
+        fail(str(error), USAGE)
+
+
 def main() -> None:
     """Run the command line. Output that cannot be written is one line, not a traceback."""
     try:

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from ranktop.tui import run_commands
-from ranktop.tui.cli import NONE, USAGE, fail, matching
+from ranktop.tui.cli import NONE, USAGE, configure, fail, matching
 from ranktop.tui.remote import flags
 from ranktop.tui.terminal import options as drawing
 
 if TYPE_CHECKING:
     from ranktop.wire.endpoints import Found, JobEntry
+
+UNCONFIGURED: Final = ("config", "doctor", "plan", "explain")
+"""Commands that work whatever the configuration says: two have no use for it, two tell what is wrong with it."""
 
 QUICK: Final = 0.05
 """Seconds that the first picture waits for a search to end: with one job there is nothing to choose."""
@@ -60,6 +63,8 @@ def dashboard(
     ] = False,
 ) -> None:
     """Open the dashboard on the job that runs here; ask which if there are several, wait if there is none."""
+    if context.invoked_subcommand not in UNCONFIGURED and not {"-h", "--help"} & set(sys.argv):
+        configure()
     if context.invoked_subcommand is not None:
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -142,10 +147,14 @@ def status(
     Exit codes: 0 a job was found, 1 a finding as grave as --fail-on says (or something went wrong), 2 bad usage,
     3 no job.
     """
+    from ranktop.tui.config import given
     from ranktop.tui.status import print_status
     from ranktop.tui.status_findings import FAIL_ON
     from ranktop.tui.terminal.plain import again
 
+    fail_on = given("status.fail_on", fail_on)
+    if fail_on == "never":
+        fail_on = None
     if fail_on is not None and fail_on not in FAIL_ON:
         fail(f"--fail-on takes {' or '.join(FAIL_ON)}, not {fail_on!r}", USAGE)
     if json and watch is not None:
@@ -170,6 +179,20 @@ def doctor(
     from ranktop.tui.doctor.command import doctor as run
 
     raise typer.Exit(run(job, json_wanted=json, wait=wait))
+
+
+@app.command()
+def config(
+    json: Annotated[bool, typer.Option("--json", help="Print the documented JSON.")] = False,
+    path: Annotated[bool, typer.Option("--path", help="Print where the file is, or would be.")] = False,
+    example: Annotated[bool, typer.Option("--example", help="Print a file with all defaults, commented.")] = False,
+) -> None:
+    """Print which settings are in force and where each comes from. Exit code 2 when the file has errors."""
+    from ranktop.tui.config.command import config as run
+
+    if json + path + example > 1:
+        fail("--json, --path and --example are different questions: ask one", USAGE)
+    raise typer.Exit(run(as_json=json, path=path, example=example))
 
 
 @app.command()

@@ -19,6 +19,11 @@ class Key:
     group: str
     priority: bool = False
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The keys one by one, by Textual's names."""
+        return tuple(self.keys.split(","))
+
 
 KEYS: Final = (
     Key("rank-up", "up,k", "↑ k", "move(-1)", "one rank up", "move"),
@@ -242,7 +247,19 @@ GROUPS: Final = {
 """Groups that the help shows, with their titles."""
 
 
+PROGRAM: Final = tuple(key for key in KEYS if key.group == "program")
+"""Keys of every screen."""
+
+SCREENS: Final = {
+    "ranks": KEYS, "strategies": STRATEGY_KEYS, "explanation": EXPLAIN_KEYS, "fit": FIT_KEYS, "device": DEVICE_KEYS,
+    "findings": FINDINGS_KEYS, "evidence": EVIDENCE_KEYS, "imbalance": IMBALANCE_KEYS, "diff": DIFF_KEYS,
+    "post-mortem": POSTMORTEM_KEYS,
+}  # fmt: skip
+"""Screen -> its own keys."""
+
+BY_ID: Final = {key.id: key for keys in (*SCREENS.values(), REPLAY_KEYS) for key in keys}
+
+
 def shown_keys(keys: tuple[Key, ...]) -> tuple[Key, ...]:
     """Return a screen's keys with those of the replay and of the program behind them."""
-    program = (key for key in KEYS if key.group == "program")
-    return (*(key for key in keys if key.group != "program"), *REPLAY_KEYS, *program)
+    return (*(key for key in keys if key.group != "program"), *REPLAY_KEYS, *PROGRAM)

@@ -52,15 +52,24 @@ def ways(
     identity: str | None = None,
     config: str | None = None,
 ) -> Way:
-    """Return what makes the way to a machine; it raises SshError for what is none."""
+    """Return what makes the way to a machine; it raises SshError for what is none.
+
+    What no flag says is taken from the configuration; its options come behind those of the command line, which ssh
+    prefers.
+    """
+    from ranktop.tui.config import given, settings
+
+    options = [*(options or ()), *settings().value("ssh.options")]
+    jump, identity, config = given("ssh.jump", jump), given("ssh.identity", identity), given("ssh.config", config)
+    remote_command = given("ssh.remote_command", remote_command)
 
     def made(place: Place) -> Ssh:
-        from ranktop.tui.remote.ssh import Ssh, SshError, named_command
+        from ranktop.tui.remote.ssh import Ssh, SshError
 
         if port is not None and place.port not in (None, port):
             raise SshError(f"{place.words} and -p {port} name different ports")
         place = replace(place, port=place.port or port)
-        ssh = Ssh(place, tuple(options or ()), jump, identity, config, named_command(remote_command))
+        ssh = Ssh(place, tuple(options), jump or None, identity or None, config or None, remote_command or None)
         ssh.check()
         return ssh
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ranktop.tui.keymap import of
 from ranktop.tui.screens.live import LiveScreen
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Session
@@ -29,7 +30,9 @@ BUSY: Final = 0.14
 WAIT: Final = 0.03
 """Seconds between two looks whether what is sought is ready."""
 
-HINTS: Final = "( a minute back, space plays, R: live again"
+
+def _hints() -> str:
+    return f"{of('replay-minute-back')} a minute back, {of('replay-pause').lower()} plays, {of('replay')}: live again"
 
 
 class Theatre:
@@ -208,7 +211,7 @@ class Theatre:
             return
         player = player_of(found, growing=False, real=self._app.clock)
         self.open(player)
-        screen.say(f"paused at {player.wall()}, where the copy ends; {HINTS}")
+        screen.say(f"paused at {player.wall()}, where the copy ends; {_hints()}")
 
     def _found(self, path: Path | None) -> None:
         screen = self._app.screen
@@ -219,7 +222,7 @@ class Theatre:
             return
         player = player_of(path, growing=True, real=self._app.clock)
         self.open(player)
-        screen.say(f"paused at {player.wall()}; {HINTS}")
+        screen.say(f"paused at {player.wall()}; {_hints()}")
 
     def _thaw(self) -> None:
         """Let pictures that stand still go on: they are of another time."""

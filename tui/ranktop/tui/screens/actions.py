@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from textual import events
 
+from ranktop.tui.keymap import keys_of
+from ranktop.tui.keys import BY_ID
 from ranktop.tui.screens.ways import WaysScreen
 from ranktop.tui.view.frame import Frame
 from ranktop.tui.view.options import MOMENT_CHOICES, MOMENT_WORDS, PAGES, SORTS, ZOOMS
@@ -64,7 +66,7 @@ class RankActions(WaysScreen):
         """
         options = self.options
         if not options.typing:
-            if event.key != "slash":
+            if event.key not in keys_of(BY_ID["filter"]):
                 return
             self.action_filter()
         elif event.key in ("enter", "escape"):

@@ -62,7 +62,7 @@ class ExplainScreen(LiveScreen):
 
     def _footer(self, lines: int, room: int, width: int) -> Line:
         glyphs = self.options.glyphs
-        line = hint_line(HINTS, self.news(), place(self._top, room, lines, glyphs), glyphs, width)
+        line = hint_line(HINTS, self.news(), place(self._top, room, lines, glyphs), glyphs, width, EXPLAIN_KEYS)
         return in_ascii(line) if glyphs.ascii else line
 
     def action_scroll(self, by: int) -> None:

@@ -11,9 +11,9 @@ from textual.containers import Horizontal
 
 from ranktop.tui.keys import KEYS, Key
 from ranktop.tui.screens.actions import RankActions
+from ranktop.tui.screens.habits import habits
 from ranktop.tui.screens.live import bindings
 from ranktop.tui.view.frame import Frame, frame
-from ranktop.tui.view.options import Options
 from ranktop.tui.view.text import Glyphs, Line
 from ranktop.tui.widgets.lines import Lines
 
@@ -27,7 +27,7 @@ class RanksScreen(RankActions):
 
     def __init__(self, glyphs: Glyphs) -> None:
         super().__init__()
-        self.options = Options(glyphs=glyphs)
+        self.options = habits(glyphs)
 
     def compose(self) -> ComposeResult:
         """Yield the parts from top to bottom."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Final
 
+from ranktop.tui.keys import DEVICE_KEYS
 from ranktop.tui.session.rank_view import GONE, SILENT_INTERVALS, RankView
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
@@ -87,7 +88,9 @@ def device_lines(
     look.top, shown = window(body, look.top, room)
     shown += [pad((), width)] * (room - len(shown))
     hints = at_replay(HINTS, options)
-    foot = hint_line(hints, notice, place(look.top, room, len(body), options.glyphs), options.glyphs, width)
+    foot = hint_line(
+        hints, notice, place(look.top, room, len(body), options.glyphs), options.glyphs, width, DEVICE_KEYS
+    )
     lines = [*head, *shown, foot][:height]
     return [in_ascii(line) for line in lines] if options.glyphs.ascii else lines
 

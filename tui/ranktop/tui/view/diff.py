@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ranktop.tui.keys import DIFF_KEYS
 from ranktop.tui.session.diff import Difference, differences, typical_peer
 from ranktop.tui.session.rank_view import GONE, RankView
 from ranktop.tui.session.source import Link
@@ -74,7 +75,7 @@ def diff_lines(
     hints = [*at_replay(HINTS, options)]
     if left is not None and has_account(left):
         hints.insert(1, ("p", "post-mortem"))
-    foot = hint_line(hints, notice, place(pair.top, room, len(body), options.glyphs), options.glyphs, width)
+    foot = hint_line(hints, notice, place(pair.top, room, len(body), options.glyphs), options.glyphs, width, DIFF_KEYS)
     return [*head, *shown, foot][:height]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Final
 
+from ranktop.tui.keys import EVIDENCE_KEYS
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
@@ -66,7 +67,7 @@ def evidence_lines(
     reading.top, shown = window(body, reading.top, room)
     shown += [pad((), width)] * (room - len(shown))
     right = place(reading.top, room, len(body), options.glyphs)
-    foot = hint_line(_hints(reading.finding, snapshot, options), notice, right, options.glyphs, width)
+    foot = hint_line(_hints(reading.finding, snapshot, options), notice, right, options.glyphs, width, EVIDENCE_KEYS)
     return [*head, *shown, foot][:height]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from ranktop.tui.keymap import of
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.scene import Key
 from ranktop.tui.session.state import Snapshot
@@ -110,7 +111,7 @@ def strip(snapshot: Snapshot, glyphs: Glyphs, width: int, rows: int, read: Key |
         right: list[Span] = []
         if at == len(told) - 1:
             number = f"  {tally(rest, more=True)}" if rest else ""
-            right = [(f"{number}  ", "panel dim"), ("!", "panel key"), (" findings ", "panel dim")]
+            right = [(f"{number}  ", "panel dim"), (of("findings"), "panel key"), (" findings ", "panel dim")]
             if width < 60:
                 right = [(f" +{len(rest)} ", "panel dim")] if rest else []
         left = f" {mark(finding, glyphs)} "
@@ -130,7 +131,7 @@ def with_notes(line: Line, snapshot: Snapshot, glyphs: Glyphs, width: int) -> Li
     """Put the number of findings at the end of a screen's last line while all of them are but notes."""
     if not snapshot.findings or serious(snapshot.findings):
         return line
-    text = f" {glyphs.note} {tally(snapshot.findings)} (!) "
+    text = f" {glyphs.note} {tally(snapshot.findings)} ({of('findings')}) "
     left, right = cut(line, max(0, width - len(text)))
     free = all(not part.strip() for part, _ in right)
     return (*left, (text, "dim")) if free and len(text) < width else line

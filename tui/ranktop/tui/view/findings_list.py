@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Final
 
+from ranktop.tui.keys import FINDINGS_KEYS
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.groups import peer_groups
 from ranktop.tui.session.source import Link
@@ -95,7 +96,7 @@ def findings_lines(
         right = ()
     lines = [*head, *body][: max(1, height - 1)]
     lines += [pad((), width)] * (height - 1 - len(lines))
-    foot = hint_line(at_replay(HINTS, options), notice, right, options.glyphs, width)
+    foot = hint_line(at_replay(HINTS, options), notice, right, options.glyphs, width, FINDINGS_KEYS)
     return [*lines, foot][:height] if height > 1 else lines[:1]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ranktop.budget.planning.sizes import seconds
+from ranktop.tui.keys import FIT_KEYS
 from ranktop.tui.view.fit_lines import plan_lines, wrapped
 from ranktop.tui.view.fit_table import Look, about, columns, heading, row
 from ranktop.tui.view.hints import hint_line, place, window
@@ -64,7 +65,7 @@ def fit_lines(state: State, chosen: Chosen, options: Options, size: tuple[int, i
     found = state.found
     if found is None or not found.fitting:
         lines = [_title(state, options, width), *_without(state, options, width)]
-        return _page(lines, hint_line(HINTS[2:], notice, (), options.glyphs, width), options, width, height)
+        return _page(lines, hint_line(HINTS[2:], notice, (), options.glyphs, width, FIT_KEYS), options, width, height)
     chosen.at = max(0, min(len(found.fitting) - 1, chosen.at))
     if chosen.open:
         return _open(found, chosen, options, (width, height), notice)
@@ -92,7 +93,7 @@ def _table(
     if below:
         lines += [*([pad((), width)] * (height - 1 - len(lines) - len(below))), *below]
     more = place(chosen.top, len(rows), len(found.fitting), options.glyphs)
-    return _page(lines, hint_line(HINTS, notice, more, options.glyphs, width), options, width, height)
+    return _page(lines, hint_line(HINTS, notice, more, options.glyphs, width, FIT_KEYS), options, width, height)
 
 
 def _unit(found: Fit) -> Unit:
@@ -161,4 +162,6 @@ def _open(found: Fit, chosen: Chosen, options: Options, size: tuple[int, int], n
     room = max(1, height - len(head) - 1)
     chosen.scroll, shown = window(body, chosen.scroll, room)
     more = place(chosen.scroll, len(shown), len(body), options.glyphs)
-    return _page([*head, *shown], hint_line(LINES_HINTS, notice, more, options.glyphs, width), options, width, height)
+    return _page(
+        [*head, *shown], hint_line(LINES_HINTS, notice, more, options.glyphs, width, FIT_KEYS), options, width, height
+    )

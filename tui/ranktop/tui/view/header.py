@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ranktop.budget.terms import CATEGORIES
+from ranktop.tui.keys import KEYS
 from ranktop.tui.session.rank_view import GONE
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
@@ -176,7 +177,7 @@ def footer(options: Options, notice: str, place: str, width: int) -> Line:
     hints: Hints = HINTS
     if options.replaying:
         hints = tuple(hint for hint in REPLAY_HINTS if hint[0] != "R" or options.live_beside)
-    return hint_line(hints, notice, right, options.glyphs, width)
+    return hint_line(hints, notice, right, options.glyphs, width, KEYS)
 
 
 def _typing(options: Options, right: list[Span], width: int) -> Line:

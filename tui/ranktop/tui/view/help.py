@@ -5,6 +5,7 @@ from __future__ import annotations
 from textwrap import wrap
 
 from ranktop.budget.terms import CATEGORIES
+from ranktop.tui import keymap
 from ranktop.tui.keys import (
     DEVICE_KEYS,
     DIFF_KEYS,
@@ -49,16 +50,17 @@ def help_lines(options: Options, keys: tuple[Key, ...], width: int) -> list[Line
             ]
     lines.append(pad(spans, width))
     # A recording is paused, which is listed with the keys of the replay.
-    listed = [key for key in shown_keys(keys) if key.action != "freeze" or not options.replaying]
+    rows = [row for row in keymap.listed(shown_keys(keys)) if row[0].action != "freeze" or not options.replaying]
     for group, title in GROUPS.items():
-        if not any(key.group == group for key in listed):
+        if not any(key.group == group for key, _, _ in rows):
             continue
         lines += [pad((), width), pad([(f" {title}", "label bold")], width)]
-        for key in listed:
+        for key, shown, words in rows:
             if key.group == group:
-                shown = in_letters(key.shown) if options.glyphs.ascii else key.shown
-                lines.append(pad([(f"  {shown:<{_KEY_CELLS}}", "key"), (key.words, "text")], width))
-    lines += [pad((), width), pad([(" Esc or ? goes back", "dim")], width)]
+                shown = in_letters(shown) if options.glyphs.ascii else shown
+                shown += " " * (len(shown) >= _KEY_CELLS)
+                lines.append(pad([(f"  {shown:<{_KEY_CELLS}}", "key"), (words, "text")], width))
+    lines += [pad((), width), pad([(f" Esc or {keymap.of('help')} goes back", "dim")], width)]
     return lines
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ranktop.tui.keymap import hinted
+from ranktop.tui.keys import Key
 from ranktop.tui.view.bar import LETTERS
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.text import Glyphs, Line, Span, beside, fit, length, merge
@@ -12,15 +14,21 @@ Hints = Sequence[tuple[str, str]]
 """(key, word) by worth: those that do not fit are left out from the end."""
 
 
-def hint_line(hints: Hints, notice: str, right: Sequence[Span], glyphs: Glyphs, width: int) -> Line:
-    """Show a notice, or as many hints as fit, with ``right`` at the other edge."""
+def hint_line(
+    hints: Hints, notice: str, right: Sequence[Span], glyphs: Glyphs, width: int, keys: Iterable[Key] = ()
+) -> Line:
+    """Show a notice, or as many hints as fit, with ``right`` at the other edge.
+
+    ``keys``: the screen's own, so that those are shown that are in force.
+    """
     if notice:
         said = fit(f" {notice}", max(0, width - length(right)), ellipsis=glyphs.ellipsis)
         return beside([(said.rstrip(), "notice")], right, width)
     spans: list[Span] = [(" ", "")]
     room = width - length(right)
     for key, word in hints:
-        shown = in_letters(key) if glyphs.ascii else key
+        shown = hinted(key, keys)
+        shown = in_letters(shown) if glyphs.ascii else shown
         hint: list[Span] = [(shown, "key"), (f" {word}  ", "dim")]
         if length(spans) + length(hint) > room:
             break

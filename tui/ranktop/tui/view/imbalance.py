@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from ranktop.tui.keys import IMBALANCE_KEYS
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.nodes import NODE_LOST
 from ranktop.tui.session.rank_view import RankView
@@ -99,7 +100,7 @@ def imbalance_lines(
     body += [pad((), width)] * (room - len(body))
     right = place(grid.top, room, whole, options.glyphs)
     lines = [*head, *body[:room], *below]
-    foot = hint_line(at_replay(HINTS, options), notice, right, options.glyphs, width)
+    foot = hint_line(at_replay(HINTS, options), notice, right, options.glyphs, width, IMBALANCE_KEYS)
     return [*lines, foot][:height] if height > 1 else lines[:1]
 
 

@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import Final
 
 from ranktop.budget.terms import CATEGORIES, Memory
+from ranktop.tui.keys import POSTMORTEM_KEYS
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.words import end_words, what_went_wrong
 from ranktop.tui.session.rank_view import GONE, RankView
@@ -90,7 +91,9 @@ def postmortem_lines(
     room = max(1, height - len(head) - (1 if height > 1 else 0))
     account.top, shown = window(body, account.top, room)
     shown += [pad((), width)] * (room - len(shown))
-    foot = hint_line(HINTS, notice, place(account.top, room, len(body), options.glyphs), options.glyphs, width)
+    foot = hint_line(
+        HINTS, notice, place(account.top, room, len(body), options.glyphs), options.glyphs, width, POSTMORTEM_KEYS
+    )
     return [*head, *shown, foot][:height]
 
 

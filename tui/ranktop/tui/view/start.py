@@ -6,6 +6,7 @@ import time
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from ranktop.tui.keymap import of
 from ranktop.tui.view.text import Glyphs, Line, beside, duration, fit, pad, plain
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def waiting_lines(
     ]
     body += _problems([*problems, *([trouble] if trouble else [])], glyphs, width)
     title = f"waiting for a job, {duration(waited)}"
-    return _framed(body, title, "? help  t theme  q quit", width, height)
+    return _framed(body, title, f"{of('help')} help  {of('theme')} theme  {of('quit')} quit", width, height)
 
 
 def choose_lines(found: Found, chosen: str, glyphs: Glyphs, width: int, height: int, place: str = "") -> list[Line]:
@@ -76,7 +77,7 @@ def choose_lines(found: Found, chosen: str, glyphs: Glyphs, width: int, height: 
     body.append(())
     body += _problems(found.problems, glyphs, width)
     title = f"several jobs on {plain(place)}: which one?" if place else "several jobs: which one?"
-    lines = _framed(body, title, "up/down choose  enter attach  q quit", width, height)
+    lines = _framed(body, title, f"up/down choose  enter attach  {of('quit')} quit", width, height)
     if len(ids) > room and lines:
         lines[0] = beside(lines[0], ((f"{top + 1}-{top + room} of {len(ids)} ", "head"),), width, "head")
     return lines

@@ -8,6 +8,7 @@ from typing import Final
 
 from ranktop.budget.run import Projection
 from ranktop.budget.terms import BUDGETED
+from ranktop.tui.keys import STRATEGY_KEYS
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.session.whatif import WhatIf
@@ -260,4 +261,4 @@ def _legend(options: Options, width: int) -> Line:
 
 
 def _footer(notice: str, choice: Choice, room: int, rows: int, options: Options, width: int) -> Line:
-    return hint_line(HINTS, notice, place(choice.top, room, rows, options.glyphs), options.glyphs, width)
+    return hint_line(HINTS, notice, place(choice.top, room, rows, options.glyphs), options.glyphs, width, STRATEGY_KEYS)
