@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -38,7 +38,18 @@ def jobs(
 
 
 def export(
-    run: Annotated[str, typer.Argument(metavar=RUN, help="A recording's file, a job's id or name, here or there.")],
+    run: Annotated[
+        str | None, typer.Argument(metavar=RUN, help="A recording's file, a job's id or name, here or there.")
+    ] = None,
+    prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="Serve the live jobs of this machine as metrics instead.")
+    ] = False,
+    listen: Annotated[
+        str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where to serve them (127.0.0.1:9400).")
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="ID", help="Serve only this job (an id or its start, or a name).")
+    ] = None,
     form: Annotated[
         str | None,
         typer.Option("--format", metavar="csv|json|parquet|recording", help="By default by --output's ending, or csv."),
@@ -61,8 +72,23 @@ def export(
 ) -> None:
     """Write what was recorded of a job: a row per rank and sample, or a copy of the recording.
 
+    With --prometheus: serve the metrics of this machine's live jobs until Ctrl-C.
+
     Exit codes: 0 written, 1 it cannot be read or written, 2 bad usage, 3 no such job.
     """
+    if prometheus:
+        given = {
+            "RUN": run is not None, "--format": form is not None, "--output": output != "-", "--force": force,
+            "--from": first is not None, "--to": last is not None, "--every": every > 0, "-o": options is not None,
+            "-p": port is not None, "-J": jump is not None, "-i": identity is not None, "-F": config is not None,
+            "--remote-command": remote_command is not None,
+        }  # fmt: skip
+        _serve_metrics([name for name, there in given.items() if there], listen, job)
+    if listen is not None or job is not None:
+        option = "--listen" if listen is not None else "--job"
+        fail(f"{option} goes with --prometheus; a recording is named: ranktop export {RUN}", USAGE)
+    if run is None:
+        fail(f"name what to export: ranktop export {RUN}, or --prometheus for the live jobs' metrics", USAGE)
     from ranktop.tui.export.command import FORMATS, Wish
     from ranktop.tui.export.command import export as write
 
@@ -71,6 +97,16 @@ def export(
     wish = Wish(form=form, output=output, force=force, first=first, last=last, every=every)
     by = flags.ways(options, remote_command, port=port, jump=jump, identity=identity, config=config)
     raise typer.Exit(write(run, wish, by))
+
+
+def _serve_metrics(unfit: list[str], listen: str | None, job: str | None) -> NoReturn:
+    """Serve the live jobs' metrics. ``unfit``: what was given that is for recordings alone."""
+    if unfit:
+        fail(f"--prometheus serves the live jobs of this machine: leave out {', '.join(unfit)}", USAGE)
+    from ranktop.tui.prometheus.command import LISTEN
+    from ranktop.tui.prometheus.command import export as serve
+
+    raise typer.Exit(serve(LISTEN if listen is None else listen, job))
 
 
 def compare(

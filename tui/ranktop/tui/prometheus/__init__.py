@@ -1,0 +1,1 @@
+"""``ranktop export --prometheus``: the jobs of this machine as metrics that a Prometheus server scrapes."""

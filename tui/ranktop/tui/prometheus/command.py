@@ -1,0 +1,124 @@
+"""``ranktop export --prometheus``: serve the metrics until told to stop."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+from ranktop.tui.cli import FAILED, FOUND, INTERRUPTED, USAGE, matching
+from ranktop.wire.codec import clean
+from ranktop.wire.endpoints import find_jobs
+
+if TYPE_CHECKING:
+    from ranktop.tui.prometheus.follow import Follower
+
+LISTEN: Final = "127.0.0.1:9400"
+"""Where the metrics are served, unless told otherwise."""
+
+INSTALL: Final = "--prometheus needs the package prometheus-client: pip install 'ranktop[prometheus]'"
+
+PATIENCE: Final = 0.8
+"""Seconds that the end waits for the connections to be let go."""
+
+
+class NoAddress(ValueError):
+    """What was given is no address to listen on; the text says what one looks like."""
+
+
+def address(text: str) -> tuple[str, int]:
+    """Read ``HOST:PORT``, ``[IPv6]:PORT``, or ``PORT`` of this machine alone; NoAddress."""
+    host, colon, port = text.rpartition(":")
+    if not colon:
+        host = "127.0.0.1"
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not (port.isascii() and port.isdigit() and int(port) < 65536) or (":" in host and f"[{host}]" not in text):
+        raise NoAddress(f"--listen takes HOST:PORT, e.g. {LISTEN}, not {clean(text)[:60]!r}")
+    return host or "0.0.0.0", int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def export(listen: str = LISTEN, wanted: str | None = None) -> int:
+    """Serve the metrics of this machine's jobs; returns the exit code.
+
+    0: SIGTERM; 130: Ctrl-C; 1: it cannot listen there, or ``prometheus-client`` is missing; 2: no address.
+    """
+    try:
+        host, port = address(listen)
+    except NoAddress as error:
+        return _complain(str(error), USAGE)
+    if importlib.util.find_spec("prometheus_client") is None:
+        return _complain(INSTALL, FAILED)
+    from ranktop.tui.prometheus.follow import Follower
+    from ranktop.tui.prometheus.serve import server
+
+    follower = Follower(find_jobs, wanted=wanted)
+    try:
+        serving = server(host, port, follower)
+    except (OSError, UnicodeError) as error:
+        return _complain(f"cannot listen on {clean(listen)}: {_why(error)}", FAILED)
+    _say(*serving.server_address[:2], wanted=wanted)
+    threads = (follower.run, serving.serve_forever)
+    return _until_told(follower, threads)
+
+
+def _until_told(follower: Follower, work: Iterable[Callable[[], None]]) -> int:
+    """Work on threads of their own until a signal comes, and let the connections go."""
+    told = threading.Event()
+    codes: list[int] = []
+
+    def end(number: int, _: FrameType | None) -> None:
+        codes.append(INTERRUPTED if number == signal.SIGINT else FOUND)
+        told.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    threads = [threading.Thread(target=each, daemon=True, name="ranktop-export") for each in work]
+    for thread in threads:
+        thread.start()
+    told.wait()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    follower.stop()
+    threads[0].join(PATIENCE)
+    if threads[0].is_alive():  # it hangs on a file system or a lock: nobody waits for it
+        sys.stderr.flush()
+        os._exit(codes[0])
+    return codes[0]
+
+
+def _say(host: str, port: int, *, wanted: str | None) -> None:
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if not is_loopback(host):
+        print(
+            f"ranktop: warning: {shown} can be reached from other machines: whoever reaches it can read the metrics; "
+            "there is no password and no encryption",
+            file=sys.stderr,
+        )
+    if wanted is not None and not matching(find_jobs().jobs, wanted):
+        print(f"ranktop: no live job {clean(wanted)!r} on this machine yet; waiting for one", file=sys.stderr)
+    print(f"ranktop: metrics at http://{shown}/metrics (Ctrl-C ends)", file=sys.stderr, flush=True)
+
+
+def _why(error: OSError | UnicodeError) -> str:
+    if isinstance(error, socket.gaierror):
+        return "no such host"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"ranktop: {text}", file=sys.stderr)
+    return code
