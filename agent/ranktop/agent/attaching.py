@@ -38,6 +38,7 @@ class _Agent:
         self.pid = os.getpid()
         self.sampler = sampler
         self.watch: Watch | None = None
+        self.late = False
         self.how = "exit"
         self.code: int | None = None
         self.detail = ""
@@ -119,10 +120,17 @@ def attach_to(model: nn.Module | None, optimizers: Iterable[Optimizer]) -> None:
     try:
         if _agent is None:
             _start(sys.argv[0] if sys.argv and sys.argv[0] not in {"", "-c"} else "python")
+            if _agent is not None:
+                _agent.late = True
         if _agent is not None and _agent.watch is not None:
             _agent.watch.follow(model, optimizers)
     except Exception as error:
         say(f"not attached, training goes on without it: {_words(error)}")
+
+
+def started_late() -> bool:
+    """Whether the agent of this process was started from within the script, which may have built its model before."""
+    return _agent is not None and _agent.late
 
 
 def stop() -> None:

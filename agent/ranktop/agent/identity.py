@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
+from ranktop.agent import own_launcher
+from ranktop.agent.own_launcher import process_name
 from ranktop.wire.schema import Job
 
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -55,12 +55,15 @@ def discover(script: str, environ: Mapping[str, str] | None = None) -> Identity:
     when elastic torchrun restarts the ranks.
     """
     env = os.environ if environ is None else environ
-    launcher = _launcher(env)
+    leader = own_launcher.leader() if environ is None else None
+    launcher = "lightning" if leader is not None else _launcher(env)
     rank, world_size = _number(env, _RANK, 0), _number(env, _WORLD_SIZE, 1)
     local_rank = _number(env, _LOCAL_RANK, 0)
-    group = _default_group() if launcher == "python" else None
+    group = _default_group() if launcher in ("python", "lightning") else None
+    if launcher == "lightning" and group is None:
+        rank = local_rank  # without a group only a job of one node can tell
     if group is not None:
-        launcher = "spawn"
+        launcher = "spawn" if leader is None else launcher
         rank, world_size = group
         local_rank = _number(env, _LOCAL_RANK, rank)
     world_size = max(world_size, rank + 1)
@@ -69,7 +72,7 @@ def discover(script: str, environ: Mapping[str, str] | None = None) -> Identity:
     run_id = env.get("TORCHELASTIC_RUN_ID") or env.get("SLURM_JOB_ID") or ""
     name = env.get("RANKTOP_JOB_NAME") or Path(script).stem or "python"
     job = Job(
-        id=_job_id(env, launcher, run_id),
+        id=_job_id(env, launcher, run_id, leader or os.getpid()),
         name=name[:64],
         world_size=world_size,
         launcher=launcher,
@@ -93,7 +96,7 @@ def _nodes(env: Mapping[str, str], launcher: str, world: tuple[int, int], local:
 
     ``world`` and ``local``: (rank, size) in the job and on this node.
     """
-    if launcher in ("python", "spawn"):
+    if launcher in ("python", "spawn", "lightning"):
         return 0, 0
     for place, count in _NODES:
         if env.get(place, "").isdigit() and env.get(count, "").isdigit():
@@ -133,30 +136,24 @@ def _default_group() -> tuple[int, int] | None:
     return int(distributed.get_rank()), int(distributed.get_world_size())
 
 
-def _job_id(env: Mapping[str, str], launcher: str, run_id: str) -> str:
-    """Hash what the ranks of one job share: launcher process where it is the parent, else the rendezvous address."""
+def _job_id(env: Mapping[str, str], launcher: str, run_id: str, leader: int) -> str:
+    """Hash what the ranks of one job share: launcher process where it is the parent, else the rendezvous address.
+
+    ``leader``: the process that has started the job's ranks, or is its only one.
+    """
     explicit = env.get("RANKTOP_JOB_ID", "")
     if _PLAIN.fullmatch(explicit):
         return explicit
     if explicit:
         facts = ["explicit", explicit]
     elif launcher == "torchrun":
-        facts = ["torchrun", run_id, _process(os.getppid())]
+        facts = ["torchrun", run_id, process_name(os.getppid())]
     elif launcher == "spawn":
-        facts = ["spawn", env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", ""), _process(os.getppid())]
-    elif launcher == "python":
-        facts = ["python", _process(os.getpid())]
+        facts = ["spawn", env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", ""), process_name(os.getppid())]
+    elif launcher in ("python", "lightning"):
+        return own_launcher.job_id_of(leader)
     else:
         facts = [launcher, run_id, env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", ""), env.get("SLURM_STEP_ID", "")]
         if not any(facts[1:]):
-            facts.append(_process(os.getppid()))
+            facts.append(process_name(os.getppid()))
     return hashlib.sha256("\0".join([str(os.getuid()), *facts]).encode()).hexdigest()[:10]
-
-
-def _process(pid: int) -> str:
-    """Name a process so that no later one is taken for it."""
-    try:
-        started = psutil.Process(pid).create_time()
-    except psutil.Error:
-        started = 0.0
-    return f"{socket.gethostname()}:{pid}:{started:.2f}"

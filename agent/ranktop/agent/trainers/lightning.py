@@ -1,0 +1,341 @@
+"""Lightning's Trainer: a callback tells what it says publicly, whatever its strategy.
+
+Lightning asks the entry points of its ``callbacks_factory`` group for callbacks (``lightning_factory``), so that a
+script needs no edit under ``-m ranktop.agent``. The callback has no state, logs nothing and returns nothing: logs, progress bar and
+checkpoints are the script's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from ranktop.agent import annotate, progress
+from ranktop.agent.push import Pusher
+from ranktop.agent.roots import ByIdentity
+from ranktop.agent.runner import one_line
+from ranktop.agent.say import say
+from ranktop.agent.trainers import Told, forget, tell
+from ranktop.agent.trainers.lightning_saves import Saving
+from ranktop.agent.trainers.lightning_words import dtype_of
+
+SOURCE: Final = "lightning"
+
+PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
+"""The same library under its two names."""
+
+RANK: Final = 1
+
+VALIDATION: Final = "validation"
+EVALUATION: Final = "evaluation"
+
+_LOSSES: Final = ("loss", "train_loss", "train/loss", "loss_step", "train_loss_step")
+_NORMS: Final = ("grad_norm", "gradient_norm", "grad_2.0_norm_total", "train/grad_norm")
+"""Names under which scripts log what Lightning does not tell by itself."""
+
+F = TypeVar("F", bound=Callable[..., None])
+
+_speakers: Final[ByIdentity[RanktopCallback]] = ByIdentity()
+"""Trainer -> the callback that speaks for it: of several in one Trainer only the first does."""
+
+
+def _base() -> Any:
+    """Return the ``Callback`` of the package in use: of the one that is imported, else of the one that is there."""
+    there = [name for name in PACKAGES if name in sys.modules]
+    there = there or [name for name in PACKAGES if importlib.util.find_spec(name.split(".", 1)[0]) is not None]
+    return importlib.import_module(there[0] if there else PACKAGES[0]).Callback
+
+
+def _harmless(event: F) -> F:
+    """Have an event do nothing without an agent, and keep what goes wrong in it from the training; told once."""
+
+    @functools.wraps(event)
+    def guarded(self: RanktopCallback, trainer: Any, *rest: Any, **named: Any) -> None:
+        if progress.current is None or not self._sound or not self._speaks(trainer):
+            return
+        try:
+            event(self, trainer, *rest, **named)
+        except Exception as error:
+            self._sound = False
+            self._leave_all()
+            say(f"the Lightning callback met an error and training goes on without it: {one_line(error)}")
+
+    return guarded  # type: ignore[return-value]
+
+
+class RanktopCallback(_base()):  # type: ignore[misc]
+    """Attaches ranktop to a Trainer: ``Trainer(..., callbacks=[RanktopCallback()])``.
+
+    Not needed under ``-m ranktop.agent``, and harmless there: two are one. ``push`` sends what ``ranktop.agent.push``
+    makes to the script's own writer whenever the Trainer logs: ``"wandb"``, ``"tensorboard"`` (its TensorBoardLogger),
+    or True for both.
+    """
+
+    def __init__(self, push: bool | str = False) -> None:
+        super().__init__()
+        self._push = push
+        self._begin()
+
+    def _begin(self) -> None:
+        self._sound = True
+        self._entered: list[Any] = []
+        self._told: Told | None = None
+        self._step = -1
+        self._pusher: Pusher | None = None
+        self._saving: Saving | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave what belongs to this process behind: Lightning pickles callbacks where it spawns its ranks."""
+        return {"_push": self._push}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin anew in another process, or in a copy of the Trainer."""
+        self._push = state["_push"]
+        self._begin()
+
+    def _speaks(self, trainer: Any) -> bool:
+        first = _speakers.get(trainer)
+        if first is None:
+            _speakers.set(trainer, self)
+        return first is None or first is self
+
+    # -- the job -----------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Start the agent where none runs: by now the process knows its rank, and the model is not wrapped yet."""
+        from ranktop.agent import attach
+
+        if progress.current is None:
+            attach()
+
+    @_harmless
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Follow the model, which is wrapped by now, and name the saves."""
+        self._follow(trainer, pl_module)
+        self._saving = Saving(trainer)
+        if self._push and self._pusher is None:
+            self._pusher = Pusher(self._push, writer=lambda: _writer(trainer))
+
+    def _follow(self, trainer: Any, pl_module: Any) -> None:
+        """A wrapper is what is called; a bare LightningModule is not, its parts are."""
+        from ranktop.agent import attach
+
+        parts = [child for child in pl_module.children() if any(True for _ in child.parameters())]
+        bare = trainer.model is pl_module
+        attach(max(parts, key=_size) if bare and parts else trainer.model, *trainer.optimizers)
+
+    @_harmless
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Tell of the job: now its data loaders are there."""
+        self._tell_job(trainer)
+        progress.tell(SOURCE, step=trainer.global_step, total_steps=_total(trainer), epoch=trainer.current_epoch)
+
+    @_harmless
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """The accumulation may follow a schedule, by epochs."""
+        self._tell_job(trainer)
+
+    def _tell_job(self, trainer: Any) -> None:
+        told = told_of(trainer)
+        if told != self._told:
+            self._told = told
+            tell(told)
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    @_harmless
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Tell what a step has brought; what is told of a micro-batch that ends no step is only where it stands."""
+        step = trainer.global_step
+        if step == self._step:
+            return
+        self._step = step
+        logs = trainer.log_every_n_steps > 0 and step % trainer.log_every_n_steps == 0
+        logged = trainer.logged_metrics if logs else {}
+        loss = _loss(outputs, trainer, pl_module)
+        progress.tell(
+            SOURCE,
+            step=step,
+            epoch=_epoch(trainer, batch_idx),
+            loss=loss if loss is not None else _first(logged, _LOSSES),
+            learning_rate=_learning_rate(trainer),
+            gradient_norm=_first(logged, _NORMS),
+        )
+        if logs and self._pusher is not None:
+            self._pusher.push(step)
+
+    # -- what is no step ---------------------------------------------------------------------------------------------
+
+    @_harmless
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        """A few batches are validated before training."""
+        self._enter(VALIDATION)
+
+    @_harmless
+    def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
+        """The sanity check is over."""
+        self._leave()
+
+    @_harmless
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Validation begins."""
+        self._enter(VALIDATION)
+
+    @_harmless
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Validation is over: its metrics are there, reduced as the script asked."""
+        self._leave()
+        if not trainer.sanity_checking:
+            found = {
+                name: value for name, value in trainer.callback_metrics.items() if name.startswith(("val", "eval"))
+            }
+            progress.tell(SOURCE, step=trainer.global_step, **_named(found))
+
+    @_harmless
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """A test begins."""
+        self._enter(EVALUATION)
+
+    @_harmless
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        """The test is over."""
+        self._leave()
+
+    @_harmless
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        """A prediction begins."""
+        self._enter(EVALUATION)
+
+    @_harmless
+    def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
+        """The prediction is over."""
+        self._leave()
+
+    @_harmless
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Whatever it was in, it is out of it."""
+        self._leave_all()
+
+    @_harmless
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The script goes on without the Trainer, whose word holds no longer."""
+        self._leave_all()
+        if self._told is not None:
+            forget(self._told.trainer)
+            self._told = None
+
+    def _enter(self, what: str) -> None:
+        self._entered.append(annotate(what))
+        self._entered[-1].__enter__()
+
+    def _leave(self) -> None:
+        if self._entered:
+            self._entered.pop().__exit__(None, None, None)
+
+    def _leave_all(self) -> None:
+        while self._entered:
+            self._leave()
+        if self._saving is not None:
+            self._saving.remove()
+            self._saving = None
+
+
+class AutomaticRanktopCallback(RanktopCallback):
+    """What the entry points give every Trainer where an agent runs; beside an explicit one it stays silent."""
+
+    def _follow(self, trainer: Any, pl_module: Any) -> None:
+        """The hooks have found the model by themselves, but in a rank that Lightning has started without an agent."""
+        from ranktop.agent.attaching import started_late
+
+        if started_late():
+            super()._follow(trainer, pl_module)
+
+
+def told_of(trainer: Any) -> Told:
+    """Return what a Trainer says of the job."""
+    package = type(trainer).__module__.split(".", 1)[0]
+    for parent in type(trainer).__mro__:
+        if parent.__module__.startswith(PACKAGES):
+            package = parent.__module__.split(".", 1)[0]
+            break
+    version = str(getattr(sys.modules.get(package), "__version__", ""))
+    steps = _total(trainer)
+    return Told(
+        trainer=" ".join(filter(None, (package, version, "Trainer"))),
+        micro_batch=_micro_batch(trainer),
+        accumulation=_whole(getattr(trainer, "accumulate_grad_batches", None)),
+        precision=dtype_of(getattr(trainer, "precision", None)),
+        max_steps=steps,
+        rank=RANK,
+    )
+
+
+def _micro_batch(trainer: Any) -> int | None:
+    """Return the batch size of the one loader there is; None where several are combined."""
+    loader = getattr(trainer, "train_dataloader", None)
+    size = _whole(getattr(loader, "batch_size", None))
+    return size if size is not None else _whole(getattr(getattr(loader, "batch_sampler", None), "batch_size", None))
+
+
+def _total(trainer: Any) -> int | None:
+    """Return the optimizer steps of the whole run; None where nothing ends it."""
+    given = _whole(getattr(trainer, "max_steps", None))
+    try:
+        estimated = float(trainer.estimated_stepping_batches)
+    except Exception:  # it refuses some schedules
+        return given
+    return int(estimated) if math.isfinite(estimated) and estimated > 0 else given
+
+
+def _epoch(trainer: Any, batch_idx: int) -> float:
+    """Return the epoch with its part that is done; whole where an epoch's length is not known."""
+    batches = trainer.num_training_batches
+    whole = isinstance(batches, int) and batches > 0
+    epoch: float = trainer.current_epoch + ((batch_idx + 1) / batches if whole else 0)
+    return epoch
+
+
+def _loss(outputs: Any, trainer: Any, pl_module: Any) -> Any:
+    """Return the loss of the last micro-batch; Lightning has divided it by the accumulation."""
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    if loss is None or not hasattr(loss, "detach"):
+        return None
+    if pl_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
+        return loss.detach() * trainer.accumulate_grad_batches
+    return loss
+
+
+def _learning_rate(trainer: Any) -> Any:
+    for optimizer in trainer.optimizers:
+        for group in getattr(optimizer, "param_groups", ()):
+            return group.get("lr")
+    return None
+
+
+def _first(metrics: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((metrics[name] for name in names if name in metrics), None)
+
+
+def _named(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics by names that are nobody else's."""
+    return {name: value for name, value in metrics.items() if name not in ("step", "total_steps", "tokens", "source")}
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _size(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+def _writer(trainer: Any) -> Any:
+    """Return the SummaryWriter of the Trainer's TensorBoardLogger; None without, and on other ranks than the first."""
+    if not trainer.is_global_zero:
+        return None
+    return next((each.experiment for each in trainer.loggers if type(each).__name__ == "TensorBoardLogger"), None)
