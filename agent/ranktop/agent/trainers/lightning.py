@@ -1,8 +1,8 @@
 """Lightning's Trainer: a callback tells what it says publicly, whatever its strategy.
 
 Lightning asks the entry points of its ``callbacks_factory`` group for callbacks (``lightning_factory``), so that a
-script needs no edit under ``-m ranktop.agent``. The callback has no state, logs nothing and returns nothing: logs, progress bar and
-checkpoints are the script's own.
+script needs no edit under ``-m ranktop.agent``. The callback has no state, logs nothing and returns nothing: logs,
+progress bar and checkpoints are the script's own.
 """
 
 from __future__ import annotations
