@@ -75,7 +75,8 @@ def _nothing(snapshot: Snapshot) -> list[str]:
     if snapshot.step < LOOKED_AT or not steps:
         return []
     ones = f"{ranks} rank{'' if ranks == 1 else 's'}"
-    return [f"nothing found out of line: {len(steps)} step{'' if len(steps) == 1 else 's'}, {ones}"]
+    told = f"nothing found out of line: {len(steps)} step{'' if len(steps) == 1 else 's'}, {ones}"
+    return [told, *snapshot.limits.left_out()]
 
 
 def _kind(group: Sequence[Finding], snapshot: Snapshot, boxes: dict[int, RankView], told: set[int]) -> list[str]:

@@ -33,6 +33,6 @@ def config(*, as_json: bool = False, path: bool = False, example: bool = False) 
         print(json.dumps(report.as_json(found, os.environ), indent=2))
     else:
         print("\n".join(line.rstrip() for line in report.lines(found, os.environ)))
-    for error in found.errors:
-        print(f"ranktop: {error}", file=sys.stderr)
+    for words in found.errors:
+        print(f"ranktop: {words}", file=sys.stderr)
     return USAGE if found.errors else FOUND

@@ -43,9 +43,10 @@ def textual_name(key: str) -> str:
 def read(value: object) -> tuple[str, ...]:
     """Read the value of one id: a key, or a list of them; ValueError says what is wrong."""
     given = value if isinstance(value, list) else [value]
-    if not given or not all(isinstance(one, str) for one in given):
+    words = [one for one in given if isinstance(one, str)]
+    if not words or len(words) < len(given):
         raise ValueError('must be a key in quotes, or a list of them: "ctrl+t", ["t", "F5"]')
-    return tuple(dict.fromkeys(textual_name(one) for one in given))
+    return tuple(dict.fromkeys(textual_name(word) for word in words))
 
 
 def conflicts(keymap: Keymap) -> Iterator[tuple[str, str]]:

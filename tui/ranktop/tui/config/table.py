@@ -61,6 +61,8 @@ SETTINGS: Final = (
     Setting("ssh", "config", Text(), "", "configuration of ssh, as ssh -F", "-F", "ssh_config"),
     Setting("status", "fail_on", Choice((NEVER, "warning", "critical")), NEVER,
             "`ranktop status` exits with 1 when a finding is at least that grave", "--fail-on"),
+    Setting("prometheus", "listen", Text(), "127.0.0.1:9400", "where `ranktop export --prometheus` serves the metrics",
+            "--listen", "prometheus_listen"),
     Setting("paths", "run_dir", Text(), "", "where jobs are looked for; a job's own agents read the variable alone",
             passed=True),
     Setting("paths", "state_dir", Text(), "",

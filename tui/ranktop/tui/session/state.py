@@ -13,6 +13,7 @@ from typing import Any, Final
 from ranktop.tui.session.findings.death import culprit
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.keeper import Keeper
+from ranktop.tui.session.findings.limits import DEFAULTS, Limits
 from ranktop.tui.session.findings.missing import of_these_nodes
 from ranktop.tui.session.footprints import KEPT, KEPT_OF_MANY, MANY
 from ranktop.tui.session.nodes import NODE_LOST, Hosts, NodesState, NodeView
@@ -67,6 +68,8 @@ class Snapshot:
     """Seconds by which all of it is old because the stream lags (``Session.behind``)."""
     memory: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """What the rules have worked out and need not again (``findings.scene.Scene.memory``)."""
+    limits: Limits = DEFAULTS
+    """From where on findings are told."""
 
     @property
     def owners(self) -> Owners:
@@ -317,6 +320,7 @@ class Session:
             places=self._places,
             behind=self.behind(),
             memory={} if copy_history else self.findings.memory,
+            limits=self.findings.limits,
         )
         # Of ranks on a lost node nothing is known now, so no rule compares them or says what they do.
         seen = [view for view in views if view.state != NODE_LOST]
@@ -324,10 +328,10 @@ class Session:
         found = () if self._arriving else self.findings.of(asked)
         if self.findings.failure:
             self.failure = self.findings.failure
-        return replace(snapshot, state=_as_found(snapshot.state, found), findings=found)
+        kinds = frozenset() if self._arriving else self.findings.kinds
+        return replace(snapshot, state=_as_found(snapshot.state, kinds), findings=found)
 
 
-def _as_found(state: str, found: Iterable[Finding]) -> str:
-    """Return the job's state: one that stands for a good reason (``pause``) is not stalled."""
-    rules = {finding.rule for finding in found}
+def _as_found(state: str, rules: frozenset[str]) -> str:
+    """Return the job's state: one that stands for a good reason (``pause``, told or not) is not stalled."""
     return "running" if state == "stalled" and "pause" in rules and "hang" not in rules else state

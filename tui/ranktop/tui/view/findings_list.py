@@ -173,7 +173,7 @@ def nothing_words(snapshot: Snapshot) -> list[str]:
         "Looked at: memory by category against the budget, the peers and the rank's own past; own work, waiting, "
         "tokens and arrival at collectives; devices, processes, versions, ends of ranks."
     )
-    return ["nothing out of line", *told]
+    return ["nothing out of line", *told, *snapshot.limits.left_out()]
 
 
 def _ranks(number: int) -> str:

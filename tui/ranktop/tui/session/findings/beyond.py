@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import Final
 
 from ranktop.budget.terms import STATES
 from ranktop.budget.words import strategy_words
@@ -12,9 +11,9 @@ from ranktop.tui.session.expected import difference
 from ranktop.tui.session.findings.columns import Windows, compared_moments
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.groups import Group
+from ranktop.tui.session.findings.limits import Limits
 from ranktop.tui.session.findings.memory_words import EXTRA_COPY
 from ranktop.tui.session.findings.sizes import (
-    MIB,
     PROCESS,
     SHORT,
     WORDS,
@@ -30,13 +29,8 @@ from ranktop.tui.session.findings.windows import is_host, persistent, resting_mo
 from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.rank_view import RankView
 
-FLOOR: Final = 8 * MIB
-HOST_FLOOR: Final = 16 * MIB
-SHARE: Final = 0.015
-RATIO: Final = 0.05
 
-
-def findings(group: Group, windows: Windows) -> Iterator[Finding]:
+def findings(group: Group, windows: Windows, limits: Limits) -> Iterator[Finding]:
     """Yield a finding for the state of which all members hold more than is expected, the largest only."""
     members = [view for view in group.members if view.rank in windows]
     if not members or len(members) < len(group.members):
@@ -44,20 +38,20 @@ def findings(group: Group, windows: Windows) -> Iterator[Finding]:
     best: tuple[float, str, str] | None = None
     for moment in compared_moments(windows):
         for category in STATES:
-            excess = _excess(members, windows, moment, category)
+            excess = _excess(members, windows, moment, category, limits)
             if excess is not None and (best is None or excess > best[0]):
                 best = excess, category, moment
     if best is not None and not _told_otherwise(members[0], best[1]):
         yield _states(group, *best)
         return
-    kept = _kept(members, windows)
+    kept = _kept(members, windows, limits)
     if kept is not None:
         yield kept
 
 
-def _excess(members: Sequence[RankView], windows: Windows, moment: str, category: str) -> float | None:
+def _excess(members: Sequence[RankView], windows: Windows, moment: str, category: str, limits: Limits) -> float | None:
     """Return the median excess of the members, None unless each has one in most of its last steps."""
-    floor = _floor(members[0], windows)
+    floor = _floor(members[0], windows, limits)
     found: list[float] = []
     for view in members:
         amount = view.budget.at(moment).get(category) if view.budget is not None else None
@@ -65,15 +59,16 @@ def _excess(members: Sequence[RankView], windows: Windows, moment: str, category
             return None
         sizes = [memory for step in windows[view.rank] if (memory := step.moments.get(moment)) is not None]
         deltas = [float(difference(getattr(memory, category), amount) or 0) for memory in sizes]
-        if not persistent(deltas, max(floor, RATIO * amount.bytes)):
+        if not persistent(deltas, max(floor, limits["memory.min_share_of_category"] * amount.bytes)):
             return None
         found.append(median(deltas))
     return median(found)
 
 
-def _floor(view: RankView, windows: Windows) -> float:
+def _floor(view: RankView, windows: Windows, limits: Limits) -> float:
     peak = windows[view.rank][-1].peak
-    return max(HOST_FLOOR if is_host(view) else FLOOR, SHARE * summed(peak, PROCESS))
+    least = limits["memory.min_bytes_host" if is_host(view) else "memory.min_bytes"]
+    return max(least, limits["memory.min_share"] * summed(peak, PROCESS))
 
 
 def _told_otherwise(view: RankView, category: str) -> bool:
@@ -119,7 +114,7 @@ def _all(group: Group) -> str:
     return f"{'all' if not role else 'the'} {len(group.members)} ranks{role} hold"
 
 
-def _kept(members: Sequence[RankView], windows: Windows) -> Finding | None:
+def _kept(members: Sequence[RankView], windows: Windows, limits: Limits) -> Finding | None:
     """Tell of memory of the model's size that every member keeps between the steps, beside its states."""
     card = members[0].card
     if card is None or card.inventory is None:
@@ -138,7 +133,7 @@ def _kept(members: Sequence[RankView], windows: Windows) -> Finding | None:
             if (memory := step.moments.get(moment)) is not None and (held := memory.activations) is not None
         ]
         middle = median(deltas) if deltas else 0.0
-        if middle < _floor(view, windows) + amount.slack:
+        if middle < _floor(view, windows, limits) + amount.slack:
             return None
         if local is None or not model_sized(middle, whole):
             return None

@@ -20,8 +20,6 @@ from ranktop.wire.schema import Card
 
 APART: Final = 1.3
 """Both budgets must differ by so much that the measurement can tell."""
-NEAR: Final = 0.15
-"""How near the measurement must be to what is expected without checkpointing."""
 FLOOR: Final = 8 * MIB
 MOMENT: Final = "forward_end"
 
@@ -37,7 +35,8 @@ def checkpointing(scene: Scene) -> Iterator[Finding]:
         if saved is None:
             continue
         with_it, without = saved
-        ranks = [view.rank for view in group.members if _holds_all(_measured(group, view.rank), with_it, without)]
+        near = scene.limits["checkpointing.near"]
+        ranks = [view.rank for view in group.members if _holds_all(_measured(group, view.rank), with_it, without, near)]
         if ranks:
             # A setting of the script: ranks that were read less often so far have it too.
             told = group.ranks if 2 * len(ranks) >= len(group.members) else tuple(ranks)
@@ -69,11 +68,11 @@ def _measured(group: Group, rank: int) -> float | None:
     return median(sizes) if len(sizes) >= PERSISTENT - 2 else None
 
 
-def _holds_all(measured: float | None, with_it: Amount, without: Amount) -> bool:
+def _holds_all(measured: float | None, with_it: Amount, without: Amount, near: float) -> bool:
     if measured is None or without.bytes is None or with_it.bytes is None:
         return False
     closer = measured - with_it.bytes > 2 * abs(without.bytes - measured)
-    return closer and abs(measured - without.bytes) <= without.slack + NEAR * without.bytes
+    return closer and abs(measured - without.bytes) <= without.slack + near * without.bytes
 
 
 def _finding(measured: float, plan: Plan, ranks: tuple[int, ...], with_it: Amount, without: Amount) -> Finding:

@@ -7,6 +7,7 @@ from typing import Final
 
 from ranktop.tui.session.expected import ALLOCATED
 from ranktop.tui.session.findings.finding import Evidence, Finding, Plot
+from ranktop.tui.session.findings.limits import Limits
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.sizes import GIB, short_size, sized, summed
 from ranktop.tui.session.findings.trend import trend
@@ -14,10 +15,8 @@ from ranktop.tui.session.findings.windows import is_host, settled
 from ranktop.tui.session.footprints import Footprint
 from ranktop.tui.session.rank_view import RankView
 
-UNUSED: Final = 0.05
-"""Share of the device that must be reserved and unused at the peak while allocations are retried."""
 MUCH_UNUSED: Final = 0.2
-"""... without retries, on a device that is nearly full."""
+"""Share of the device that must be reserved and unused without retries, on a device that is nearly full."""
 SPLIT: Final = 0.4
 """Share of what is unused that lies in split blocks."""
 FULL: Final = 0.05
@@ -44,18 +43,19 @@ def fragmentation(scene: Scene) -> Iterator[Finding]:
         if is_host(group.members[0]):
             continue
         for view in group.members:
-            if not _much_unused(view):
+            if not _much_unused(view, scene.limits):
                 continue
             found = _fragmented(scene, view) or _cache_growth(view)
             if found is not None:
                 yield found
 
 
-def _much_unused(view: RankView) -> bool:
+def _much_unused(view: RankView, limits: Limits) -> bool:
     """Tell by the last footprint alone whether a close look may find something."""
     total = view.card.device.total if view.card is not None else None
     unused = view.footprints[-1].peak.cache if view.footprints else None
-    return bool(total and unused) and (unused or 0) >= STANDING * UNUSED * (total or 0)
+    least = min(limits["fragmentation.min_share"], MUCH_UNUSED, CACHE_GROWTH)
+    return bool(total and unused) and (unused or 0) >= STANDING * least * (total or 0)
 
 
 def _retries(steps: list[Footprint], now: float) -> int:
@@ -77,7 +77,7 @@ def _fragmented(scene: Scene, view: RankView) -> Finding | None:
         return None
     share = STANDING if scene.stands("fragmentation", "split", (view.rank,)) else 1.0
     retries = _retries(steps, scene.now)
-    pressed = retries > 0 and unused >= share * UNUSED * total
+    pressed = retries > 0 and unused >= share * scene.limits["fragmentation.min_share"] * total
     full = unused >= share * MUCH_UNUSED * total and free is not None and free <= FULL * total
     if not (pressed or full) or split < SPLIT * unused:
         return None

@@ -11,6 +11,7 @@ from typing import Final
 from ranktop.tui.session.expected import ALLOCATED
 from ranktop.tui.session.findings.finding import Evidence, Finding, Plot
 from ranktop.tui.session.findings.groups import Group
+from ranktop.tui.session.findings.limits import Limits
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.sizes import (
     KIB,
@@ -34,16 +35,12 @@ WARM: Final = 11
 POINTS: Final = 12
 STEPS: Final = 20
 """Least number of steps read, and of steps that they span."""
-FLOOR: Final = 8 * MIB
-HOST_FLOOR: Final = 16 * MIB
 SHARE: Final = 0.0005
 HOST_SHARE: Final = 0.02
 """Least growth over the window, as a share of what the process holds."""
 STANDING: Final = 0.7
 LENGTH: Final = 1.5
 """What rests may follow longer sequences: growth counts from so many times their growth on."""
-SOON_STEPS: Final = 100
-SOON_SECONDS: Final = 600.0
 MOST: Final = 0.8
 """Share of a group's ranks that grow from which on all do: some are still short of steps."""
 SAMPLES: Final = 60
@@ -76,9 +73,11 @@ def growth(scene: Scene) -> Iterator[Finding]:
     for group, grown in found:
         if len(grown) > max(1, len(group.members) // 2):
             everybody = len(grown) >= MOST * len(group.members)
-            yield _finding(group, grown, rates, group.ranks if everybody else tuple(one.view.rank for one in grown))
+            yield _finding(
+                group, grown, rates, scene.limits, group.ranks if everybody else tuple(one.view.rank for one in grown)
+            )
         else:
-            yield from (_finding(group, [one], rates, (one.view.rank,)) for one in grown)
+            yield from (_finding(group, [one], rates, scene.limits, (one.view.rank,)) for one in grown)
 
 
 def _growing(scene: Scene, view: RankView) -> Growing | None:
@@ -89,7 +88,9 @@ def _growing(scene: Scene, view: RankView) -> Growing | None:
     if rise < FEW_BYTES:
         return None
     category = max(ALLOCATED, key=lambda name: (getattr(last, name) or 0) - (getattr(first, name) or 0))
-    floor = _floor(view, steps[-1]) * (STANDING if scene.stands("growth", category, (view.rank,)) else 1.0)
+    floor = _floor(view, steps[-1], scene.limits) * (
+        STANDING if scene.stands("growth", category, (view.rank,)) else 1.0
+    )
     points = [(step.step, float(summed(step.rest, ALLOCATED)), step.at) for step in steps if step.rest is not None]
     found = None
     if len(points) >= POINTS and points[-1][0] - points[0][0] >= STEPS:
@@ -104,9 +105,11 @@ def _growing(scene: Scene, view: RankView) -> Growing | None:
     return Growing(view, category, found)
 
 
-def _floor(view: RankView, last: Footprint) -> float:
+def _floor(view: RankView, last: Footprint, limits: Limits) -> float:
     holds = summed(last.peak, PROCESS)
-    return max(HOST_FLOOR, HOST_SHARE * holds) if is_host(view) else max(FLOOR, SHARE * holds)
+    if is_host(view):
+        return max(limits["growth.min_bytes_host"], HOST_SHARE * holds)
+    return max(limits["growth.min_bytes"], SHARE * holds)
 
 
 def _is_length(steps: Sequence[Footprint], found: Trend) -> bool:
@@ -146,11 +149,14 @@ def _history(view: RankView) -> list[tuple[int, float, float]]:
     return points if enough else []
 
 
-def _finding(group: Group, grown: Sequence[Growing], rates: dict[str, float], ranks: tuple[int, ...]) -> Finding:
+def _finding(
+    group: Group, grown: Sequence[Growing], rates: dict[str, float], limits: Limits, ranks: tuple[int, ...]
+) -> Finding:
     worst = max(grown, key=lambda one: one.trend.slope)
     view, found = worst.view, worst.trend
     left, seconds = _time_left(view, found, rates)
-    soon = left is not None and (left <= SOON_STEPS or (seconds is not None and seconds <= SOON_SECONDS))
+    by_time = seconds is not None and seconds <= limits["growth.critical_seconds"]
+    soon = left is not None and (left <= limits["growth.critical_steps"] or by_time)
     full = ""
     if left is not None and found.slope > 0:
         when = f" ({lasting(seconds)})" if seconds is not None else ""
@@ -172,7 +178,7 @@ def _finding(group: Group, grown: Sequence[Growing], rates: dict[str, float], ra
         ),
         advice="Look for what a step adds to and nothing empties: a list of losses or outputs that keep their graph "
         "(append loss.item(), not loss), metrics, hooks, a cache of batches.",
-        confidence="low" if is_host(view) and found.growth < 2 * HOST_FLOOR else "high",
+        confidence="low" if is_host(view) and found.growth < 2 * limits["growth.min_bytes_host"] else "high",
         since=found.since, step=found.first, peers=tuple(rank for rank in group.ranks if rank not in ranks),
         plot=Plot(title="kept after each step", over="step", unit="B", at=found.at,
                   lines=((f"rank {view.rank}", found.values),)),

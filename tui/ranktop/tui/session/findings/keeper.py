@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ranktop.tui.session.findings.explained import unexplained
-from ranktop.tui.session.findings.finding import Finding
+from ranktop.tui.session.findings.finding import SEVERITIES, Evidence, Finding
+from ranktop.tui.session.findings.limits import Limits, in_force
 from ranktop.tui.session.findings.rules import RULES, Rule
 from ranktop.tui.session.findings.scene import Key, Scene, scene
 
@@ -25,8 +26,14 @@ FIRST_LOOKS: Final = 5.0
 class Keeper:
     """The findings of one job from look to look."""
 
-    def __init__(self, every: float = 0.0, rules: Mapping[str, Rule] | None = None) -> None:
-        """``every``: seconds between two looks, 0: whenever asked. ``rules``: by name, all by default."""
+    def __init__(
+        self, every: float = 0.0, rules: Mapping[str, Rule] | None = None, limits: Limits | None = None
+    ) -> None:
+        """``every``: seconds between two looks, 0: whenever asked. ``rules``: by name, all by default. ``limits``: from
+        where on they tell, by default what this process has in force."""
+        self.limits = in_force() if limits is None else limits
+        self.kinds: frozenset[str] = frozenset()
+        """Rules that have found something at the last look, told or not."""
         self.failure = ""
         """The last rule that failed, in one line; it costs its own findings only."""
         self._every = every
@@ -59,12 +66,20 @@ class Keeper:
         self._asked, self._since, self._found, self.memory = None, {}, (), {}
 
     def _look(self, snapshot: Snapshot) -> tuple[Finding, ...]:
-        here = scene(snapshot, frozenset(self._since), snapshot.memory)
+        here = scene(snapshot, frozenset(self._since), snapshot.memory, self.limits)
         found = unexplained(self._ask(here), here)
         since = {finding.key: self._began(finding, here) for finding in found}
         self._since = since
-        dated = [_dated(finding, *since[finding.key]) for finding in found]
+        self.kinds = frozenset(finding.rule for finding in found)
+        dated = [
+            _explained(_dated(finding, *since[finding.key]), self.limits) for finding in found if self._told(finding)
+        ]
         return tuple(sorted(dated, key=lambda one: (-one.gravity, one.since or 0.0, one.ranks, one.rule)))
+
+    def _told(self, finding: Finding) -> bool:
+        """Whether a person wants to know. What a rule that is not told explains is no news either."""
+        floor = self.limits.floors.get(finding.rule, SEVERITIES[0])
+        return finding.rule not in self.limits.off and finding.gravity >= SEVERITIES.index(floor)
 
     def _began(self, finding: Finding, here: Scene) -> tuple[float | None, int | None]:
         """Return the earliest (time, step) told since it stands: the windows that rules look back on move on.
@@ -92,6 +107,16 @@ class Keeper:
 def _step(finding: Finding, here: Scene) -> int | None:
     steps = [view.sample.step for rank in finding.ranks if (view := here.snapshot.rank(rank)) and view.sample]
     return max(steps, default=None)
+
+
+def _explained(finding: Finding, limits: Limits) -> Finding:
+    """Return a finding that says which of its rule's limits are not the usual ones."""
+    changed = limits.of(finding.rule)
+    facts = [
+        Evidence(f"limit {limit.name}, as configured", f"{limit.shown(value)}, by default {limit.shown(limit.default)}")
+        for limit, value in changed
+    ]
+    return replace(finding, evidence=(*finding.evidence, *facts)) if facts else finding
 
 
 def _dated(finding: Finding, since: float | None, step: int | None) -> Finding:

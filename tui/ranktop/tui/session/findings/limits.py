@@ -10,8 +10,8 @@ MIB: Final = 1024**2
 
 RULE_NAMES: Final = (
     "death", "restart", "silent", "missing", "node", "versions", "device", "throttle", "strays", "hang", "pause",
-    "straggler", "tokens", "memory", "growth", "fragmentation", "unsharded", "no_sync", "checkpointing", "offload",
-    "forecast", "oom",
+    "straggler", "tokens", "loss", "memory", "growth", "fragmentation", "unsharded", "no_sync", "checkpointing",
+    "offload", "forecast", "oom",
 )  # fmt: skip
 """The names of the rules (``rules.RULES``), for those who do not need the rules themselves."""
 
@@ -102,6 +102,12 @@ class Limits:
     def of(self, rule: str) -> tuple[tuple[Limit, float], ...]:
         """Return the changed limits of a rule with their values."""
         return tuple((BY_NAME[name], value) for name, value in self.changed.items() if BY_NAME[name].rule == rule)
+
+    def left_out(self) -> list[str]:
+        """Say in one line what is not told by a person's own wish; no line where that is nothing."""
+        parts = [", ".join(rule for rule in RULE_NAMES if rule in self.off)] if self.off else []
+        parts += [f"{rule} below {severity}" for rule, severity in self.floors.items()]
+        return [f"not told, by the configuration here: {'; '.join(parts)}"] if parts else []
 
 
 DEFAULTS: Final = Limits()

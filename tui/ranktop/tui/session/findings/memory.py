@@ -22,26 +22,18 @@ from ranktop.tui.session.findings.columns import (
 )
 from ranktop.tui.session.findings.finding import Evidence, Finding, Plot
 from ranktop.tui.session.findings.groups import Group
+from ranktop.tui.session.findings.limits import Limits
 from ranktop.tui.session.findings.memory_words import ADVICE, EXTRA_COPY, sentence, several, short
 from ranktop.tui.session.findings.robust import NORMAL
 from ranktop.tui.session.findings.scene import Scene
-from ranktop.tui.session.findings.sizes import MIB, PROCESS, WORDS, at_moment, model_sized, summed, whole_parameters
+from ranktop.tui.session.findings.sizes import PROCESS, WORDS, at_moment, model_sized, summed, whole_parameters
 from ranktop.tui.session.findings.windows import PERSISTENT, WINDOW, is_host, persistent, settled
 from ranktop.tui.session.rank_view import RankView
 
-FLOOR: Final = 8 * MIB
-HOST_FLOOR: Final = 16 * MIB
-"""... where malloc tells: Python has it too."""
-SHARE: Final = 0.015
-"""Smallest deviation, as a share of what the process usually holds."""
-RATIO: Final = 0.05
-"""... and as a share of the category's usual size."""
 SPREADS: Final = 6.0
-"""... and in robust standard deviations of the category."""
+"""Smallest deviation in robust standard deviations of the category, beside the limits that may be changed."""
 SINGLE_SPREADS: Final = 4.0
 """... where the category's spread is that of single footprints."""
-FEW_RATIO: Final = 0.25
-"""With two or three ranks there is no spread over the ranks: the deviation as a share of the usual size."""
 AGAIN: Final = 0.7
 """Share of the floors that single footprints must reach."""
 STANDING: Final = 0.8
@@ -87,7 +79,7 @@ def memory(scene: Scene) -> Iterator[Finding]:
         windows = {view.rank: found for view in group.members if len(found := settled(view, WINDOW)) >= PERSISTENT}
         if len(windows) >= 2:
             yield from _told(group, _excesses(scene, group, windows))
-        yield from beyond.findings(group, windows)
+        yield from beyond.findings(group, windows, scene.limits)
 
 
 def _told(group: Group, found: Iterable[Excess]) -> Iterator[Finding]:
@@ -118,7 +110,7 @@ def _excesses(scene: Scene, group: Group, windows: Windows) -> Iterable[Excess]:
         for category in PROCESS:
             if category == "cache" and moment != moments[0]:
                 continue  # what is free between the steps was in use at the peak
-            floor, ratio = _floors(is_host(group.members[0]), category, holds)
+            floor, ratio = _floors(is_host(group.members[0]), category, holds, scene.limits)
             close = windows
             if now is not None:
                 suspects = now.suspects(category, AGAIN * STANDING * floor, AGAIN * STANDING * ratio)
@@ -134,13 +126,14 @@ def _excesses(scene: Scene, group: Group, windows: Windows) -> Iterable[Excess]:
     return worst.values()
 
 
-def _floors(host: bool, category: str, holds: float) -> tuple[float, float]:
+def _floors(host: bool, category: str, holds: float, limits: Limits) -> tuple[float, float]:
     """Return the least difference in bytes, and as a share of the category."""
-    floor, ratio = max(HOST_FLOOR if host else FLOOR, SHARE * holds), RATIO
+    share, ratio = limits["memory.min_share"], limits["memory.min_share_of_category"]
+    floor = max(limits["memory.min_bytes_host" if host else "memory.min_bytes"], share * holds)
     if host and category in ("runtime", "cache"):
         floor, ratio = LOOSE * floor, LOOSE * ratio
     if category == "cache":
-        return max(floor, LOOSE * SHARE * holds), CACHE_RATIO
+        return max(floor, LOOSE * share * holds), max(CACHE_RATIO, ratio)
     return floor, ratio
 
 
@@ -243,7 +236,7 @@ class _Judge:
         """Return the ratio's limit; a difference as large as the model needs none."""
         card = self.group.members[0].card
         whole = whole_parameters(card.inventory) if card is not None and card.inventory is not None else None
-        return self.floor if model_sized(excess, whole) else FEW_RATIO * usual
+        return self.floor if model_sized(excess, whole) else self.scene.limits["memory.min_share_of_few"] * usual
 
     def _again(self, rank: int, own: Column, floors: float) -> bool:
         known = [value for step in self.windows[rank] if (value := own.value(rank, step)) is not None]

@@ -12,9 +12,6 @@ from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.rank_view import GONE, RankView
 from ranktop.tui.view.text import duration
 
-PATIENCE: Final = 60.0
-"""Seconds from the first rank's start in which the others may still appear."""
-
 STEPS: Final = 3
 """Steps that no job finishes while one of its ranks is still on its way."""
 
@@ -31,7 +28,7 @@ def missing(scene: Scene) -> Iterable[Finding]:
         return
     waited = scene.now - min(born)
     step = max((view.sample.step for view in alive if view.sample is not None), default=0)
-    if waited < PATIENCE and step < STEPS:
+    if waited < scene.limits["missing.patience"] and step < STEPS:
         return
     lost = of_these_nodes(seen, never, scene.snapshot.world_size)
     away = tuple(rank for rank in never if rank not in set(lost))

@@ -8,6 +8,7 @@ from typing import Final
 
 from ranktop.tui.session.expected import ALLOCATED
 from ranktop.tui.session.findings.finding import Evidence, Finding
+from ranktop.tui.session.findings.limits import Limits
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.sizes import MIB, at_moment, sized, summed
 from ranktop.tui.session.findings.windows import PERSISTENT, WINDOW, settled
@@ -18,10 +19,8 @@ from ranktop.tui.session.rank_view import RankView
 TIMES: Final = 1.5
 """Gradients are whole from so many times their shards on."""
 FLOOR: Final = 4 * MIB
-LARGE: Final = 0.05
-"""Share of the device from which on they are worth a warning."""
 LARGE_OF_TENSORS: Final = 0.1
-"""... or of all tensors at the peak."""
+"""Share of all tensors at the peak from which on they are worth a warning whatever the device has."""
 
 
 ASKED: Final = 64
@@ -39,7 +38,7 @@ def no_sync(scene: Scene) -> Iterator[Finding]:
             view = scene.snapshot.rank(most)
             if view is not None:
                 ranks = group.ranks if 2 * len(found) >= len(asked) else tuple(found)
-                yield _finding(view, ranks, *found[most])
+                yield _finding(view, ranks, scene.limits, *found[most])
 
 
 def _unsharded(view: RankView) -> tuple[float, float, str] | None:
@@ -71,11 +70,13 @@ def _of_step(step: Footprint) -> tuple[int, int, str] | None:
     return (sizes[moment], shards, moment) if sizes[moment] >= TIMES * shards else None
 
 
-def _finding(view: RankView, ranks: tuple[int, ...], whole: float, shards: float, moment: str) -> Finding:
+def _finding(
+    view: RankView, ranks: tuple[int, ...], limits: Limits, whole: float, shards: float, moment: str
+) -> Finding:
     card, steps = view.card, settled(view, WINDOW)
     total = card.device.total if card is not None else None
     extra, held = whole - shards, summed(steps[-1].peak, ALLOCATED)
-    large = extra >= LARGE_OF_TENSORS * held or (total is not None and extra >= LARGE * total)
+    large = extra >= LARGE_OF_TENSORS * held or (total is not None and extra >= limits["no_sync.warning_share"] * total)
     plan = card.plan if card is not None else None
     count = plan.batch.accumulation if plan is not None else None
     call = "set_requires_gradient_sync(False)" if plan is not None and plan.strategy == "fsdp2" else "no_sync"

@@ -12,9 +12,6 @@ from ranktop.tui.session.nodes import NodeView
 from ranktop.tui.session.rank_view import GONE, end_state
 from ranktop.tui.view.text import duration, plain
 
-PATIENCE: Final = 30.0
-"""Seconds in which a node that never answered may still do so: it may not have joined yet."""
-
 TOGETHER: Final = 3.0
 """Seconds: a node that was heard of for no longer than that after the first rank broke may be why it did."""
 
@@ -53,7 +50,7 @@ def node(scene: Scene) -> Iterable[Finding]:
 def _counts(view: NodeView, scene: Scene) -> bool:
     """Tell whether it is missed: not while it may still come, nor when all its ranks have told of their end."""
     if view.state == "unseen":
-        return not view.asking and scene.now - view.since >= PATIENCE
+        return not view.asking and scene.now - view.since >= scene.limits["node.patience"]
     ranks = [scene.snapshot.rank(rank) for rank in view.ranks]
     return view.state == "lost" and not (ranks and all(one is not None and one.state in GONE for one in ranks))
 

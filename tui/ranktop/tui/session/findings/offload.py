@@ -16,8 +16,6 @@ from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.rank_view import RankView
 from ranktop.wire.schema import Card
 
-LEFT: Final = 0.5
-"""Share of what should be away that must still be here."""
 FLOOR: Final = 8 * MIB
 
 
@@ -32,7 +30,7 @@ def offload(scene: Scene) -> Iterator[Finding]:
         would = _would_hold(card, plan, away) if away else {}
         for category, size in would.items():
             held = {view.rank: here for view in group.members if (here := _held(view, category)) is not None}
-            ranks = [rank for rank, here in held.items() if here >= LEFT * size]
+            ranks = [rank for rank, here in held.items() if here >= scene.limits["offload.min_share"] * size]
             if size >= FLOOR and ranks:
                 yield _finding(category, ranks, size, min(held[rank] for rank in ranks))
                 break

@@ -12,9 +12,6 @@ from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.rank_view import end_state
 from ranktop.wire.schema import End
 
-OFTEN: Final = 2
-"""Restarts from which on it is a warning whatever is known of their cause."""
-
 MOST_ENDS: Final = 4
 """Ends of the former life that are listed."""
 
@@ -40,7 +37,7 @@ def restart(scene: Scene) -> Iterable[Finding]:
     verb = "was started" if who == "the job" or len(again) == 1 else "were started"
     yield Finding(
         rule="restart",
-        severity="warning" if failed or count >= OFTEN else "info",
+        severity="warning" if failed or count >= scene.limits["restart.warning_from"] else "info",
         ranks=(),
         sentence=f"{who} {verb} anew{times}{why}",
         evidence=tuple(_evidence(count, formers)),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ranktop.tui.session.findings.groups import Group, peer_groups
+from ranktop.tui.session.findings.limits import DEFAULTS, Limits
 
 if TYPE_CHECKING:
     from ranktop.tui.session.state import Snapshot
@@ -28,6 +29,8 @@ class Scene:
     """What a rule has worked out at earlier looks and need not work out again; it says the same with an empty one."""
     worked_out: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """What several rules need and one has worked out (``once``)."""
+    limits: Limits = DEFAULTS
+    """From where on things are told."""
 
     @property
     def now(self) -> float:
@@ -45,6 +48,12 @@ class Scene:
         return (rule, subject, ranks) in self.standing
 
 
-def scene(snapshot: Snapshot, standing: frozenset[Key] = frozenset(), memory: dict[str, Any] | None = None) -> Scene:
+def scene(
+    snapshot: Snapshot,
+    standing: frozenset[Key] = frozenset(),
+    memory: dict[str, Any] | None = None,
+    limits: Limits = DEFAULTS,
+) -> Scene:
     """Return the scene of a snapshot."""
-    return Scene(snapshot, peer_groups(snapshot.ranks), standing, {} if memory is None else memory)
+    known = {} if memory is None else memory
+    return Scene(snapshot, peer_groups(snapshot.ranks), standing, known, limits=limits)

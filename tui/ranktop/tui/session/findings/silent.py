@@ -11,13 +11,6 @@ from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.rank_view import GONE, SILENT_INTERVALS, RankView
 from ranktop.tui.view.text import duration, plain
 
-LONG: Final = 10.0
-"""Seconds from which on silence is a warning whatever the process does: a long call that holds Python's lock (loading a
-checkpoint, an import) may keep an agent from speaking for some seconds in a sound job."""
-
-AT_LEAST: Final = 3.0
-"""Seconds of silence that are worth a word: with short intervals a busy machine misses three now and then."""
-
 FEW: Final = 4
 """Findings beyond which those of one kind are told together, whatever their nodes."""
 
@@ -47,7 +40,9 @@ def silent(scene: Scene) -> Iterable[Finding]:
     if len(quiet) == len(alive) > 1 and not any(view.process for view in quiet):
         yield _all(quiet, scene.now)
         return
-    quiet = [view for view in quiet if view.process == "stopped" or (view.age or 0.0) >= AT_LEAST]
+    quiet = [
+        view for view in quiet if view.process == "stopped" or (view.age or 0.0) >= scene.limits["silent.min_seconds"]
+    ]
     groups: dict[tuple[str, str], list[RankView]] = {}
     for view in quiet:
         groups.setdefault((view.card.node if view.card is not None else "", view.process), []).append(view)
@@ -56,10 +51,10 @@ def silent(scene: Scene) -> Iterable[Finding]:
         for view in quiet:
             groups.setdefault(("", view.process), []).append(view)
     for (node, process), members in groups.items():
-        yield _silent(members, node, process, scene.now)
+        yield _silent(members, node, process, scene)
 
 
-def _silent(members: Sequence[RankView], node: str, process: str, now: float) -> Finding:
+def _silent(members: Sequence[RankView], node: str, process: str, scene: Scene) -> Finding:
     ranks = tuple(view.rank for view in members)
     ages = [view.age or 0.0 for view in members]
     age = max(ages)
@@ -69,7 +64,8 @@ def _silent(members: Sequence[RankView], node: str, process: str, now: float) ->
     one = len(ranks) == 1
     whose = "its process is" if one else "their processes are"
     state = f"{whose} {_WORDS.get(process, plain(process))}" if process else "nothing is known of its process"
-    limit = max(LONG, *(SILENT_INTERVALS * view.sample.interval for view in members if view.sample is not None))
+    intervals = (SILENT_INTERVALS * view.sample.interval for view in members if view.sample is not None)
+    limit = max(scene.limits["silent.warning_seconds"], *intervals)
     return Finding(
         rule="silent",
         severity="warning" if process == "stopped" or age > limit else "info",
@@ -84,7 +80,7 @@ def _silent(members: Sequence[RankView], node: str, process: str, now: float) ->
         ),
         advice=_ADVICE.get(process, _KEPT),
         confidence="high" if process else "medium",
-        since=now - age,
+        since=scene.now - age,
         step=members[0].sample.step if members[0].sample is not None else None,
     )
 

@@ -10,6 +10,7 @@ from typing import Final
 from ranktop.tui.session.findings.arrival import Arrival
 from ranktop.tui.session.findings.arrival import of as arrivals
 from ranktop.tui.session.findings.groups import FEW
+from ranktop.tui.session.findings.limits import Limits
 from ranktop.tui.session.findings.pace import PHASES, Median, Pace, Paced, median, spread_of
 from ranktop.tui.session.findings.pace import of as paces
 from ranktop.tui.session.findings.scene import Scene
@@ -18,20 +19,14 @@ from ranktop.tui.session.findings.signs import of as of_phases
 from ranktop.tui.session.findings.within_step import phase_behind
 from ranktop.wire.schema import LOOK_SECONDS
 
-FLOOR: Final = 0.04
-"""Share of the step time from which more own work is told."""
-
-FLOOR_OF_FEW: Final = 0.08
-"""... among two or three ranks."""
-
 SPREADS: Final = 5.0
 """Robust spreads of the group's medians by which a rank must be away."""
 
 ERRORS: Final = 4.5
 """Standard errors of its own median by which it must be away."""
 
-LAG_OF_FEW: Final = 0.1
-"""Share of the time from which being waited for is told among two or three ranks."""
+LAG_OF_FEW: Final = 1.25
+"""How much larger than the limit for few ranks the share of the time must be in which two or three wait for one."""
 
 LAG_ERRORS: Final = 4.0
 """Standard errors of that share by which it must be away, among so few."""
@@ -51,8 +46,8 @@ BESIDE: Final = 1e-3
 SHORT_OF_CPUS: Final = 0.1
 """Share of the time without a CPU, of most of two or three ranks, from which on their phases must show it as well."""
 
-FLOOR_OF_STARVED: Final = 0.16
-"""``FLOOR_OF_FEW`` for such ranks: a scheduler favours one of them for many seconds."""
+STARVED: Final = 2.0
+"""How much larger the limit is for such ranks: a scheduler favours one of them for many seconds."""
 
 CONTRADICTS: Final = 0.25
 """Share of what its phases seem to show for which a rank must at least be waited for, where the looks see another."""
@@ -148,19 +143,19 @@ def _slow(scene: Scene) -> tuple[Slow, ...]:
     coming = arrivals(scene)
     found: dict[int, Slow] = {}
     for paced in paces(scene):
-        for slow in _by_phases(paced, standing):
+        for slow in _by_phases(paced, standing, scene.limits):
             known = found.get(slow.rank)
-            if (known is None or slow.gap > known.gap) and not _waits_itself(slow, coming):
+            if (known is None or slow.gap > known.gap) and not _waits_itself(slow, coming, scene.limits):
                 found[slow.rank] = slow
         for rank in coming.keys() & paced.members.keys():
-            late = _late(coming[rank], paced.members[rank], paced, rank in standing)
+            late = _late(coming[rank], paced.members[rank], paced, scene.limits, stands=rank in standing)
             known = found.get(rank)
             if late is not None and (known is not None or not _short_of_cpus(paced)):
                 found[rank] = late if known is None else replace(known, arrival=late.arrival, sign=late.sign)
     return tuple(found[rank] for rank in sorted(found))
 
 
-def _waits_itself(slow: Slow, coming: Mapping[int, Arrival]) -> bool:
+def _waits_itself(slow: Slow, coming: Mapping[int, Arrival], limits: Limits) -> bool:
     """Tell whether the looks show that the others do not wait for this rank, but for another one.
 
     A script's own collective (of a loss, of a flag) has ranks wait in a phase that holds own work elsewhere.
@@ -169,7 +164,10 @@ def _waits_itself(slow: Slow, coming: Mapping[int, Arrival]) -> bool:
     waited = own.lag if own is not None else 0.0
     if waited >= CONTRADICTS * slow.gap / slow.paced.step:
         return False
-    return any(coming[rank].lag >= max(FLOOR, 2 * waited) for rank in coming.keys() & slow.paced.members.keys())
+    return any(
+        coming[rank].lag >= max(limits["straggler.min_share"], 2 * waited)
+        for rank in coming.keys() & slow.paced.members.keys()
+    )
 
 
 def _short_of_cpus(paced: Paced) -> bool:
@@ -183,8 +181,9 @@ def _short_of_cpus(paced: Paced) -> bool:
     return bool(starved) and sorted(starved)[(len(starved) - 1) // 2] >= SHORT_OF_CPUS
 
 
-def _by_phases(paced: Paced, standing: set[int]) -> Iterator[Slow]:
-    share = FLOOR_OF_STARVED if _short_of_cpus(paced) else FLOOR_OF_FEW if paced.few else FLOOR
+def _by_phases(paced: Paced, standing: set[int], limits: Limits) -> Iterator[Slow]:
+    few = limits["straggler.min_share_of_few"]
+    share = STARVED * few if _short_of_cpus(paced) else few if paced.few else limits["straggler.min_share"]
     floor = share * paced.step
     for index, way in enumerate(paced.ways):
         own = [(pace, pace.own[index]) for pace in paced.members.values()]
@@ -219,13 +218,13 @@ def _waited_for(slow: Slow) -> bool:
     return others - slow.pace.phase(*rest) >= slow.gap / 2
 
 
-def _late(arrival: Arrival, pace: Pace, paced: Paced, stands: bool) -> Slow | None:
+def _late(arrival: Arrival, pace: Pace, paced: Paced, limits: Limits, *, stands: bool) -> Slow | None:
     """Return a rank as slow when what the looks say of it, and what its phases say beside them, is not chance."""
     ease = STANDING if stands else 1.0
     if arrival.members < FEW or paced.few:
         # Looks into one and the same step are one event: who is late in it is so in all of them.
         error = arrival.error * math.sqrt(max(1.0, paced.step / LOOK_SECONDS))
-        least = ease * max(LAG_OF_FEW, LAG_ERRORS * error)
+        least = ease * max(LAG_OF_FEW * limits["straggler.min_share_of_few"], LAG_ERRORS * error)
         return Slow(pace, paced, arrival=arrival) if arrival.lag >= least and _all_along(arrival, least, 3) else None
     limit = CHANCE * (EASED if stands else 1.0) / len(paced.members)
     looks = at_least(arrival.events, arrival.looks, min(0.9, arrival.usual))
@@ -233,9 +232,9 @@ def _late(arrival: Arrival, pace: Pace, paced: Paced, stands: bool) -> Slow | No
         return None
     sign = of_phases(pace, paced)
     slow = Slow(pace, paced, arrival=arrival, sign=sign)
-    if min(looks, both(looks, sign.chance)) > limit or slow.cost < ease * FLOOR * paced.step:
+    if min(looks, both(looks, sign.chance)) > limit or slow.cost < ease * limits["straggler.min_share"] * paced.step:
         return None
-    lasts = _all_along(arrival, FLOOR / 2, 2 if sign.chance < BESIDE else 3)
+    lasts = _all_along(arrival, limits["straggler.min_share"] / 2, 2 if sign.chance < BESIDE else 3)
     return slow if lasts and not _now_and_then(slow) else None
 
 

@@ -20,9 +20,6 @@ from ranktop.tui.view.text import duration
 TOGETHER: Final = 3
 """Slow ranks with one cause beyond which they are told in one finding: a node, say."""
 
-EARLIER_SLOW: Final = 1.2
-"""How much slower than its own past a whole job must be to be told."""
-
 LASTING: Final = 20
 """Step times since the change, and seconds, that it must last."""
 
@@ -195,7 +192,12 @@ def _slower_than_before(scene: Scene, slow: Sequence[Slow]) -> Iterable[Finding]
         return
     views = [view for view in scene.snapshot.ranks if view.state not in GONE and not view.stale and view.history]
     change = slower_since(views[0].history) if views else None
-    if change is None or change.ratio < EARLIER_SLOW or change.points < LASTING or scene.now - change.at < LASTING:
+    if (
+        change is None
+        or change.ratio < 1 + scene.limits["straggler.min_slowdown"]
+        or change.points < LASTING
+        or scene.now - change.at < LASTING
+    ):
         return
     if costliest(tuple(slow)) > 0.5 * (change.after - change.before):
         return

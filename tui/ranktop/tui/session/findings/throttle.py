@@ -11,17 +11,12 @@ from ranktop.tui.session.findings.device import by_device
 from ranktop.tui.session.findings.device_words import health_word, throttle_sentence
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.groups import LIVELY
+from ranktop.tui.session.findings.limits import Limits
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.gauges import Gauges
 from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.view.text import UNICODE, plain
-
-BELOW_MAX: Final = 0.95
-"""Share of the highest SM clock below which a device's clock is held down."""
-
-BELOW_PEERS: Final = 0.97
-"""... and of the median of its peers: under load all of them may run below their highest clock."""
 
 TOGETHER: Final = 3
 """Devices of a node beyond which those with one reason are one finding."""
@@ -40,7 +35,7 @@ def throttle(scene: Scene) -> Iterable[Finding]:
         if gauges is None or view.state not in LIVELY:
             continue
         sentence = throttle_sentence(gauges, UNICODE)
-        if sentence and (held := _held_down(gauges, usual.get(view.rank))) is not False:
+        if sentence and (held := _held_down(gauges, usual.get(view.rank), scene.limits)) is not False:
             node = view.card.node if view.card is not None else ""
             found = Held(tuple(one.rank for one in members), gauges, sentence, usual.get(view.rank), held is True)
             nodes.setdefault((node, gauges.throttled()), []).append(found)
@@ -81,13 +76,13 @@ def _clock(view: RankView) -> int | None:
     return view.sample.device.sm_clock if view.sample is not None else None
 
 
-def _held_down(gauges: Gauges, usual: float | None) -> bool | None:
+def _held_down(gauges: Gauges, usual: float | None, limits: Limits) -> bool | None:
     """Tell whether the clock is lower than it could be; None where nobody can say."""
     clock, most = gauges.get("sm_clock"), gauges.get("max_sm_clock")
     if clock is None or (most is None and usual is None):
         return None
-    below_max = most is not None and clock < BELOW_MAX * most
-    return below_max or (usual is not None and clock < BELOW_PEERS * usual)
+    below_max = most is not None and clock < limits["throttle.below_max"] * most
+    return below_max or (usual is not None and clock < limits["throttle.below_peers"] * usual)
 
 
 def _of_node(node: str, devices: Sequence[Held]) -> Finding:

@@ -11,9 +11,6 @@ from ranktop.tui.session.findings.pace import FEWEST, Paced, median
 from ranktop.tui.session.findings.pace import of as paces
 from ranktop.tui.session.findings.scene import Scene
 
-MORE: Final = 1.2
-FEWER: Final = 0.8
-
 ERRORS: Final = 4.0
 """Standard errors of its own median by which a rank must be away: lengths that vary are alike in the long run."""
 
@@ -42,7 +39,9 @@ def tokens(scene: Scene) -> Iterable[Finding]:
             peers = middle
             if len(medians) < FEW:
                 peers = median([value for peer, value in medians.items() if peer != rank])
-            if peers <= 0 or not _steadily_off(counts[rank], own, peers, few=len(medians) < FEW):
+            if peers <= 0 or not _steadily_off(
+                counts[rank], own, peers, scene.limits["tokens.min_share"], few=len(medians) < FEW
+            ):
                 continue
             if _still_off(counts, rank):
                 yield _finding(paced, rank, medians, peers)
@@ -53,16 +52,16 @@ def _counts(paced: Paced, rank: int) -> list[float]:
     return [value for value in tokens if value is not None] if None in tokens else list(tokens)  # type: ignore[arg-type]
 
 
-def _steadily_off(values: list[float], own: float, peers: float, *, few: bool) -> bool:
-    ratio = own / peers
+def _steadily_off(values: list[float], own: float, peers: float, share: float, *, few: bool) -> bool:
+    ratio, more, fewer = own / peers, 1 + share, 1 - share
     # Of two or three ranks only those with more are told: the others' few are the same finding once more.
-    if ratio < MORE and (few or ratio > FEWER):
+    if ratio < more and (few or ratio > fewer):
         return False
     if abs(own - peers) < ERRORS * _error(values, own):
         return False
     middle = len(values) // 2
     halves = (median(values[:middle]) / peers, median(values[middle:]) / peers)
-    return min(halves) >= MORE if ratio > 1 else max(halves) <= FEWER
+    return min(halves) >= more if ratio > 1 else max(halves) <= fewer
 
 
 def _error(values: list[float], own: float) -> float:

@@ -9,7 +9,7 @@ from typing import Final
 
 from ranktop.tui.session.findings.death import born_at
 from ranktop.tui.session.findings.finding import Evidence, Finding
-from ranktop.tui.session.findings.missing import PATIENCE, STEPS
+from ranktop.tui.session.findings.missing import STEPS
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.view.text import plain
@@ -53,7 +53,7 @@ def _gathering(scene: Scene) -> bool:
     if scene.snapshot.step >= STEPS or not any(view.state == "missing" for view in ranks):
         return False
     born = [at for view in ranks if (at := born_at(view, scene.now)) is not None]
-    return not born or scene.now - min(born) < PATIENCE
+    return not born or scene.now - min(born) < scene.limits["missing.patience"]
 
 
 def _begun(finding: Finding, scene: Scene) -> Finding:
