@@ -42,6 +42,10 @@ RANK_KEYS = {
         "allocator",
         "strays",
         "notes",
+        "progress",
+        "rate",
+        "activity",
+        "trainer",
     ),
     *("age", "state", "end", "process", "stack", "box"),
 }

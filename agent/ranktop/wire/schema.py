@@ -23,7 +23,7 @@ from ranktop.probes.reading import (
     StepTimes,
 )
 from ranktop.wire.nodes import Door, Doors, Nodes
-from ranktop.wire.progress import Progress
+from ranktop.wire.progress import Progress as Progress
 
 LOOK_SECONDS: Final = 0.25
 """Mean spacing of the looks at the collectives' positions, which ranks of one node take at the same times

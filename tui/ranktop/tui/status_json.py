@@ -14,7 +14,9 @@ from ranktop.tui.session.state import Snapshot
 from ranktop.tui.status_device import allocator_json, device_json, strays_json
 from ranktop.tui.status_findings import box_json, finding_json, stack_json
 from ranktop.tui.status_parts import KEYS, collectives_json, memory_json
+from ranktop.tui.status_progress import job_progress_json, job_rate_json, rank_progress_json, rank_rate_json
 from ranktop.tui.view.label import simulated
+from ranktop.wire.codec import clean
 
 __all__ = ["BUDGETABLE", "KEYS", "NO_STEP", "job_json", "rank_json", "strategy_json"]
 
@@ -36,6 +38,8 @@ def job_json(snapshot: Snapshot, job_id: str = "") -> dict[str, Any]:
         "strategy": strategy_json(snapshot),
         "step": snapshot.step,
         "step_seconds": snapshot.step_seconds,
+        "progress": job_progress_json(snapshot),
+        "rate": job_rate_json(snapshot),
         "nodes": nodes_json(snapshot),
         "ranks": [rank_json(view, snapshot) for view in snapshot.ranks],
         "findings": [finding_json(finding, snapshot) for finding in snapshot.findings],
@@ -124,6 +128,10 @@ def rank_json(view: RankView, snapshot: Snapshot) -> dict[str, Any]:
         "notes": notes(view, measured),
         "step": step_json(view),
         "collectives": collectives_json(sample.collectives if sample else None),
+        "progress": rank_progress_json(view),
+        "rate": rank_rate_json(view),
+        "activity": (clean(sample.activity) or None) if sample and view.end is None else None,
+        "trainer": (clean(card.trainer) or None) if card else None,
         "utilization": sample.device.utilization if sample else None,
         "power": sample.device.power if sample else None,
         "temperature": sample.device.temperature if sample else None,

@@ -40,6 +40,8 @@ def _told(snapshot: Snapshot) -> str:
         console.print(job_line(snapshot))
         if line := nodes_line(snapshot):
             console.print(line, soft_wrap=True)
+        if line := progress_line(snapshot):
+            console.print(line, soft_wrap=True)
         if line := recording_line(snapshot):
             console.print(line, soft_wrap=True)
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -76,6 +78,19 @@ def job_line(snapshot: Snapshot) -> str:
     ranks = f"{seen}/{snapshot.world_size} ranks"
     label = "SIMULATED, nothing here was measured: " if simulated(view.card for view in snapshot.ranks) else ""
     return clean(f"{label}{job.name} ({job.id})  {words}  {ranks}  step {snapshot.step}  {snapshot.state}")
+
+
+def progress_line(snapshot: Snapshot) -> str:
+    """Return one line about loss, learning rate, tokens a second and what is left; empty while nothing is told."""
+    from ranktop.tui.session.progress import of_job
+    from ranktop.tui.view.progress import line
+    from ranktop.tui.view.text import UNICODE
+
+    job = of_job(snapshot)
+    if job is None:
+        return ""
+    told = line(job, UNICODE, 160, ended=snapshot.state == "ended")
+    return clean("".join(text for text, _ in told)).strip()
 
 
 def table_row(view: RankView) -> list[str]:
@@ -125,12 +140,13 @@ def _state(view: RankView) -> str:
     """Return a rank's state, with what slows down or ails the GPU of one that is well, and how old the picture is."""
     from ranktop.tui.view.device_words import health_word
     from ranktop.tui.view.gauges import Gauges
+    from ranktop.tui.view.progress import activity_word
 
     gauges = Gauges.of(view)
     if gauges is None or view.state != "ok" or view.stale:
         return view.state + _age(view)
     word, old = health_word(gauges), gauges.old("utilization", "used")
-    facts = [view.state, word, "" if old is None else f"GPU read {old:.0f} s ago"]
+    facts = [view.state, activity_word(view), word, "" if old is None else f"GPU read {old:.0f} s ago"]
     return ", ".join(fact for fact in facts if fact)
 
 

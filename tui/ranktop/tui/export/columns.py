@@ -9,6 +9,7 @@ from typing import Final
 from ranktop.budget.terms import BUDGETED, CATEGORIES, MOMENTS
 from ranktop.tui.export.rows import Row
 from ranktop.tui.view.text import plain
+from ranktop.wire.progress import loss_step
 
 Value = int | float | str | None
 """None: not known."""
@@ -153,6 +154,39 @@ _REST: Final = (
     Column("agent_errors", "int", "", lambda row: row.sample.cost.errors),
 )
 
+
+def _told(name: str) -> Callable[[Row], Value]:
+    return lambda row: getattr(row.sample.progress, name) if row.sample.progress is not None else None
+
+
+def _loss_step(row: Row) -> Value:
+    return loss_step(row.sample.progress) if row.sample.progress is not None else None
+
+
+def _loss_state(row: Row) -> Value:
+    return plain(row.sample.progress.not_finite.get("loss", "")) or None if row.sample.progress is not None else None
+
+
+def _values(row: Row) -> Value:
+    """Whatever else was told: ``eval_loss=2.5; accuracy=0.81``."""
+    told = row.sample.progress.values if row.sample.progress is not None else {}
+    return "; ".join(f"{plain(name)}={value!r}" for name, value in told.items()) or None
+
+
+_PROGRESS: Final = (
+    Column("trainer_step", "int", "", _told("step")),
+    Column("total_steps", "int", "", _told("total_steps")),
+    Column("epoch", "float", "", _told("epoch")),
+    Column("loss", "float", "", _told("loss")),
+    Column("loss_step", "int", "", _loss_step),
+    Column("loss_not_finite", "text", "", _loss_state),
+    Column("learning_rate", "float", "", _told("learning_rate")),
+    Column("gradient_norm", "float", "", _told("gradient_norm")),
+    Column("tokens_per_second", "float", "tokens", _told("tokens_per_second")),
+    Column("told_values", "text", "", _values),
+    Column("activity", "text", "", lambda row: plain(row.sample.activity) or None),
+)
+
 COLUMNS: Final = (
     *_WHO,
     *_STEPS,
@@ -164,6 +198,7 @@ COLUMNS: Final = (
     *_DEVICE,
     *_REST,
     *(column for moment in MOMENTS for column in _bytes(moment, lambda name, at=moment: _moment(at, name), MEMORY)),  # type: ignore[misc]
+    *_PROGRESS,
 )
 """In their order. Columns are added at the end, none is renamed, none changes its meaning or its unit."""
 

@@ -14,6 +14,7 @@ from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.chart import spark
 from ranktop.tui.view.plan import optimizer, precision, strategy
+from ranktop.tui.view.progress import block, doing
 from ranktop.tui.view.scale import Shown
 from ranktop.tui.view.text import (
     Glyphs,
@@ -51,16 +52,16 @@ def _phases(view: RankView, width: int, glyphs: Glyphs) -> list[Line]:
     if sample is None:
         return [pad([("no sample yet", "dim")], width)]
     if not view.steps:
-        doing = f", in {plain(sample.phase)}" if sample.phase else ""
-        return [pad([(f"no step finished yet{doing}", "dim")], width)]
+        said = f", {doing(view)}" if doing(view) else ""
+        return [pad([(f"no step finished yet{said}", "dim")], width), *block(view, width, glyphs)]
     last = view.steps[-1]
     history = max(0, width - 19 - PHASE_BAR)
     bar_cells = PHASE_BAR if history >= MIN_SPARK else max(0, width - 18)
     history = history if history >= MIN_SPARK else 0
     first: list[Span] = [("step ", "label"), (count(sample.step), "bold"), (f"  {seconds(last.seconds)} s  ", "number")]
-    doing = f"in {plain(sample.phase)}"
-    if sample.phase and view.end is None and length(first) + len(doing) <= width:
-        first.append((doing, "dim"))
+    said = doing(view)
+    if said and view.end is None and length(first) + len(said) <= width:
+        first.append((said, "dim"))
     lines = [pad(first, width)]
     whole = last.seconds or sum(getattr(last, name) or 0.0 for name in PHASES) or 1.0
     for name in PHASES:
@@ -73,7 +74,7 @@ def _phases(view: RankView, width: int, glyphs: Glyphs) -> list[Line]:
         )  # fmt: skip
     if last.micro_batches > 1:
         lines.append(pad([(f"{last.micro_batches} micro-batches a step", "dim")], width))
-    return lines
+    return lines + block(view, width, glyphs)
 
 
 def _top(steps: Iterable[StepTimes], name: str) -> float:

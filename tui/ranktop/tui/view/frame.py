@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ranktop.tui.session.progress import of_job
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.detail import TABLE_WIDTH, detail
@@ -11,6 +12,7 @@ from ranktop.tui.view.findings import serious, strip, told_whole, with_notes
 from ranktop.tui.view.header import footer, header, legend, news, position
 from ranktop.tui.view.layout import Heights, heights, scrolled
 from ranktop.tui.view.options import Options
+from ranktop.tui.view.progress import line as progress_line
 from ranktop.tui.view.rows import Table, heading, left_line, right_line, table
 from ranktop.tui.view.text import Line, cut, in_ascii, pad
 
@@ -44,7 +46,8 @@ def frame(snapshot: Snapshot, link: Link, options: Options, size: tuple[int, int
     rows = table(snapshot, options, width)
     some = len(rows.rows) < rows.total_ranks
     grave = len(serious(snapshot.findings))
-    share = heights(height, len(rows.rows), options.detail, grave, keep_legend=some)
+    job = of_job(snapshot)
+    share = heights(height, len(rows.rows), options.detail, grave, keep_legend=some, progress=job is not None)
     at = _select(rows, options)
     options.top = scrolled(options.top, at, share.ranks, len(rows.rows))
     right = min(rows.columns.right_width, width)
@@ -52,7 +55,9 @@ def frame(snapshot: Snapshot, link: Link, options: Options, size: tuple[int, int
     left_title, right_title = heading(rows, options, left)
     visible = rows.rows[options.top : options.top + share.ranks]
     place = position(options.top, share.ranks, len(rows.rows), options.glyphs)
-    told_lines = strip(snapshot, options.glyphs, width, share.findings)
+    told_lines = strip(snapshot, options.glyphs, width, share.findings - share.progress)
+    if job is not None and share.progress:
+        told_lines = [progress_line(job, options.glyphs, width, ended=snapshot.state == "ended"), *told_lines]
     told = told_whole(told_lines, snapshot.findings)
     foot = footer(options, notice or news(snapshot, link, options, now), place, width)
     ready = in_ascii if options.glyphs.ascii else _as_it_is
@@ -63,7 +68,7 @@ def frame(snapshot: Snapshot, link: Link, options: Options, size: tuple[int, int
         table=rows,
         heights=share,
         right=right,
-        header=ready(header(snapshot, link, options, width)),
+        header=ready(header(snapshot, link, options, width, None if share.progress else job)),
         heading=ready(pad((*pad(left_title, left), *right_title), width)),
         bars=tuple(ready(pad(left_line(row, rows, options, left), left)) for row in visible),
         numbers=tuple(ready(pad(right_line(row, rows, options), right)) for row in visible),

@@ -6,6 +6,7 @@ from typing import Final
 
 from ranktop.budget.terms import CATEGORIES
 from ranktop.tui.keys import KEYS
+from ranktop.tui.session.progress import JobProgress
 from ranktop.tui.session.rank_view import GONE
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
@@ -15,6 +16,7 @@ from ranktop.tui.view.label import BRAND, label_cells
 from ranktop.tui.view.nodes import count_words
 from ranktop.tui.view.options import MOMENT_WORDS, Options
 from ranktop.tui.view.plan import strategy
+from ranktop.tui.view.progress import short_loss
 from ranktop.tui.view.rows import Table
 from ranktop.tui.view.status import SHORT, end_sentence, job_state
 from ranktop.tui.view.text import Glyphs, Line, Span, beside, count, duration, fit, length, merge, pad, plain, seconds
@@ -42,13 +44,21 @@ REPLAY_HINTS: Final[Hints] = (
 """The same of a recording."""
 
 
-def header(snapshot: Snapshot, link: Link, options: Options, width: int) -> Line:
-    """Say which job, what strategy, how many ranks, which step and how alive the link is, in one line."""
+def header(
+    snapshot: Snapshot, link: Link, options: Options, width: int, told: JobProgress | None = None
+) -> Line:
+    """Say which job, what strategy, how many ranks, which step and how alive the link is, in one line.
+
+    ``told``: of which the loss is said here, for it has no line of its own.
+    """
     glyphs = options.glyphs
     labels = label_cells(snapshot, options)
     whole, width = width, width - labels
-    right = merge([*progress(snapshot, options), *link_words(link, snapshot, glyphs), (" ", "head")])
+    loss = [(" ", "head"), short_loss(told), ("  ", "head")] if told is not None else []
+    right = merge([*loss, *progress(snapshot, options), *link_words(link, snapshot, glyphs), (" ", "head")])
     state = job_state(snapshot, glyphs)
+    if loss and length(right) > width - 18:
+        right = merge([*progress(snapshot, options), *link_words(link, snapshot, glyphs), (" ", "head")])
     if length(right) > width - 18 and state:
         right = merge([*state, ("   ", "head"), *link_words(link, snapshot, glyphs), (" ", "head")])
     if length(right) > width - 18:

@@ -26,6 +26,7 @@ REDRAW: Final = 5.0
 LINES: Final = {
     "step_s": ("step time", "{:.3g} s"),
     "utilization": ("utilization", "{:.0f}%"),
+    "loss": ("loss", "{:.4g}"),
     "power": ("power", "{:.0f} W"),
     "temperature": ("temperature", "{:.0f} °C"),
 }
@@ -109,7 +110,17 @@ def _line(
     title, form = LINES[name]
     values = buckets(ring, name, width, snapshot.now, span)
     top = max((value for value in values if not math.isnan(value)), default=0.0)
+    low = 0.0
     if name == "utilization":
         top = 100.0
-    body = area(values, top, height - 2, options.glyphs, "spark")
-    return frame_chart(title, form.format(top), body, span, width)
+    if name == "loss":
+        # Of a loss what counts is how it falls, and it may be negative: both ends are named.
+        low = min((value for value in values if not math.isnan(value)), default=0.0)
+        low -= 0.05 * (top - low)
+    body = area([value - low for value in values], top - low, height - 2, options.glyphs, "spark")
+    label = form.format(top) if name != "loss" else f"{form.format(max(low, _least(values)))} to {form.format(top)}"
+    return frame_chart(title, label, body, span, width)
+
+
+def _least(values: list[float]) -> float:
+    return min((value for value in values if not math.isnan(value)), default=0.0)

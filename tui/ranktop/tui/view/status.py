@@ -12,6 +12,7 @@ from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.device_words import health_word
 from ranktop.tui.view.findings import mark, style_of
 from ranktop.tui.view.gauges import Gauges
+from ranktop.tui.view.progress import activity_word
 from ranktop.tui.view.text import Glyphs, Line, duration, plain, short_duration
 
 __all__ = [
@@ -58,7 +59,9 @@ def rank_state(view: RankView, finding: Finding | None, glyphs: Glyphs) -> tuple
     if state == "starting":
         return said or (f"{glyphs.starting} starting", "dim")
     ails = health_word(gauges) if gauges is not None else ""
-    return (f"{glyphs.alert} {ails}", "warn") if ails else said or ("  ok", "good")
+    does = activity_word(view)
+    plainly = (f"  {does}", "good") if does else ("  ok", "good")
+    return (f"{glyphs.alert} {ails}", "warn") if ails else said or plainly
 
 
 def device_state(gauges: Gauges, glyphs: Glyphs) -> tuple[str, str]:

@@ -208,6 +208,8 @@ def _of_rank(view: RankView, group: str) -> Iterable[Evidence]:
     for position in positions_of(view):
         if not group or position.name == group:
             yield Evidence(f"{name}: enqueued in {_group(position)}", position.enqueued)
+        if view.sample.activity:
+            yield Evidence(f"{name}: by the script's word in", view.sample.activity)
             yield Evidence(f"{name}: completed in {_group(position)}", position.completed)
     if view.sample is not None:
         if view.sample.phase:

@@ -8,7 +8,7 @@ from typing import Final
 
 from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.scene import Scene
-from ranktop.tui.session.findings.stacks import occupation, script_call, where
+from ranktop.tui.session.findings.stacks import occupation, said_occupation, script_call, where
 from ranktop.tui.session.findings.waiting import Stall
 from ranktop.tui.session.findings.waiting import of as stall_of
 from ranktop.tui.session.findings.words import ranks_words
@@ -47,7 +47,9 @@ def _pause(scene: Scene) -> Pause | None:
         return None
     busy: dict[str, list[RankView]] = {}
     for view in stall.who or stall.waiting:
-        what = "" if view.stale else occupation(view)
+        # While its collectives go on, a rank that validates is not stuck in one of them, whatever its stack shows.
+        moving = said_occupation(view) if stall.kind == "moving" else ""
+        what = "" if view.stale else moving or occupation(view)
         if what:
             busy.setdefault(what, []).append(view)
     if busy:

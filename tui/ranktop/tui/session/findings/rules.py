@@ -13,6 +13,7 @@ from ranktop.tui.session.findings.forecast import forecast
 from ranktop.tui.session.findings.fragmentation import fragmentation
 from ranktop.tui.session.findings.growth import growth
 from ranktop.tui.session.findings.hang import hang
+from ranktop.tui.session.findings.loss import loss
 from ranktop.tui.session.findings.memory import memory
 from ranktop.tui.session.findings.missing import missing
 from ranktop.tui.session.findings.no_sync import no_sync
@@ -47,6 +48,7 @@ RULES: Final[dict[str, Rule]] = {
     "pause": pause,
     "straggler": straggler,
     "tokens": tokens,
+    "loss": loss,
     "memory": memory,
     "growth": growth,
     "fragmentation": fragmentation,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ranktop.tui.session.rank_view import RankView
+from ranktop.wire.activity import SAVE, VALIDATION, kind_of
 from ranktop.wire.schema import Call
 
 LIBRARIES: Final = frozenset({
@@ -92,6 +93,9 @@ def occupation(view: RankView) -> str:
     calls = view.stack.calls if view.stack is not None else ()
     if waits(calls):
         return ""
+    said = said_occupation(view)
+    if said:
+        return said
     for call in reversed(calls):
         if call.file.startswith(_COMPILER):
             return "compiling"
@@ -101,6 +105,13 @@ def occupation(view: RankView) -> str:
         if _VALIDATING.search(call.function) and not _TRAINING.search(call.function) and _may_validate(call):
             return "validating"
     return "validating" if view.validating else ""
+
+
+def said_occupation(view: RankView) -> str:
+    """Return what the script itself says that a rank is busy with (``annotate``), where that is a known word."""
+    sample = view.sample
+    kind = kind_of(sample.activity) if sample is not None and view.end is None else ""
+    return {VALIDATION: "validating", SAVE: "saving a checkpoint"}.get(kind, "")
 
 
 def _saving_or_loading(call: Call) -> str:
