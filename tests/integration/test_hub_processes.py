@@ -20,8 +20,10 @@ from hub_harness import JOB, TALK, Node, card, end, fresh_node, hubs, pump, samp
 from ranktop.agent import lifecycle
 from ranktop.agent import publisher as publisher_module
 from ranktop.agent.lifecycle import ensure_hub
+from ranktop.tui.outcome import outcome_of
 from ranktop.tui.session import receiver as receiver_module
 from ranktop.wire import endpoints
+from ranktop.wire.recordings import list_recordings
 from ranktop.wire.schema import Card, End, History, Mark, Sample
 
 
@@ -259,10 +261,30 @@ def test_hub_ends_cleanly_when_told_and_not_with_its_terminal(node: Node) -> Non
     hub = psutil.Process(node.hub())
     hub.send_signal(signal.SIGHUP)
     hub.send_signal(signal.SIGINT)
-    node.viewer().wait_for(lambda body: isinstance(body, Card))
+    viewer = node.viewer()
+    viewer.wait_for(lambda body: isinstance(body, Card))
+    hub.send_signal(signal.SIGTERM)
+    # Its rank, this process, lives: it would only start another hub.
+    viewer.wait_for(lambda body: isinstance(body, Mark) and (body.what, body.detail) == ("told", "SIGTERM"))
+    assert hub.is_running()
     hub.send_signal(signal.SIGTERM)
     until(lambda: not hubs(node.directory))
     assert not node.directory.exists()
+
+
+def test_hub_that_is_told_to_go_with_its_rank_records_how_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fresh_node(monkeypatch, linger=60.0) as node:
+        process = node.run(TALK + "sys.stdin.readline()")
+        assert process.stdout is not None
+        process.stdout.readline()
+        viewer = node.viewer()
+        os.kill(node.hub(), signal.SIGTERM)
+        viewer.wait_for(lambda body: isinstance(body, Mark) and body.what == "told")
+        process.terminate()
+        until(lambda: not hubs(node.directory))
+        (entry,) = list_recordings()
+        assert outcome_of(entry.path, 1).words == "stopped (SIGTERM)"
+        end(process)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -24,7 +24,7 @@ from ranktop.wire.recording import Recording
 from ranktop.wire.recording_place import state_directory
 from ranktop.wire.recording_writer import RecordingWriter
 from ranktop.wire.recordings import find_recordings, list_recordings, recording_path
-from ranktop.wire.schema import Job, Mark, Sample
+from ranktop.wire.schema import End, Job, Mark, Sample
 
 
 class Hub:
@@ -398,3 +398,27 @@ def test_files_set_aside_do_not_replace_each_other() -> None:
         set_aside_file(path)
     assert sorted(file.read_text() for file in state_directory().iterdir()) == ["one", "two"]
     assert find_recordings().entries == []
+
+
+def test_how_a_rank_ended_is_on_disk_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler kills the hub with the job's last process: the next transaction would be too late."""
+    monkeypatch.setattr(hub_recorder, "PERIOD", 3600.0)
+    hub = Hub()
+    hub.recorder.start()
+    try:
+        hub.rank.sample(step=1, t=101.0)
+        hub.rank.say(End(rank=0, how="signal", code=15, detail="SIGTERM"), t=101.5)
+        deadline = time.monotonic() + 10.0
+        while not (hub.path.exists() and kinds_in(hub.path) == ["end"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        hub.recorder.close()
+
+
+def kinds_in(path: Path) -> list[str]:
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as file:
+        try:
+            return [kind for (kind,) in file.execute("SELECT kind FROM events")]
+        except sqlite3.OperationalError:  # not made yet
+            return []

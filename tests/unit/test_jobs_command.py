@@ -19,7 +19,7 @@ from ranktop.tui.jobs import listed, print_jobs, table
 from ranktop.tui.outcome import outcome_of
 from ranktop.wire.endpoints import VIEWERS_SOCKET, Found, JobFile, find_jobs, write_job_file
 from ranktop.wire.recordings import list_recordings, state_directory
-from ranktop.wire.schema import Card, End, Job
+from ranktop.wire.schema import Card, End, Job, Mark
 
 KEYS = {
     "id", "name", "state", "world_size", "started", "ended", "directory", "socket", "recording", "bytes", "steps",
@@ -42,11 +42,13 @@ def live(run_directory: None) -> Iterator[Path]:
         yield directory
 
 
-def ended(id_: str, *ends: End, world_size: int = 2) -> str:
+def ended(id_: str, *ends: End, world_size: int = 2, mark: Mark | None = None) -> str:
     """Record a job that ended so and return how that is told."""
     job = Job(id=id_, name="train", world_size=world_size)
     cards: list[Told] = [(0.1, rank, Card(job=job, rank=rank)) for rank in range(world_size)]
     told: list[Told] = [*cards, *((5.0 + at / 100, end.rank, end) for at, end in enumerate(ends))]
+    if mark is not None:
+        told.append((6.0, -1, mark))
     path = record(job, items_of(told))
     return outcome_of(path, world_size).words
 
@@ -72,6 +74,7 @@ def test_how_a_job_ended_is_told_in_a_few_words() -> None:
     assert ended("a4", *told) == "stopped (SIGTERM)"
     assert ended("a5") == "cut off"
     assert ended("a6", well[0]) == "cut off"
+    assert ended("a9x", well[0], mark=Mark(what="told", detail="SIGTERM")) == "stopped (SIGTERM)"
     assert ended("a7", End(rank=1, how="exit", code=3), well[0]) == "rank 1 failed: exit code 3"
     assert ended("a8", End(rank=1, how="vanished"), well[0]) == "rank 1 vanished"
     assert ended("a9", End(rank=1, how="exception", detail="E\x1b[2J: x\ny"), well[0]) == "rank 1 failed: E: x y"

@@ -8,8 +8,12 @@ from ranktop.agent.hub_kills import KernelKills
 from ranktop.agent.hub_watch import Gone, ProcessWatch
 from ranktop.wire.schema import Header
 
-GRACE: Final = 0.2
-"""Seconds between a process's end and its record: the rank's own account may still be on its way."""
+GRACE: Final = 0.06
+"""Seconds between a process's end and its record: the rank's own account may still be on its way. Slurm kills what is
+left of a step, this process too, 0.1 s after its last task."""
+
+HASTE: Final = 0.02
+"""The same of one that was killed, which says nothing any more, and of all once the hub itself was told to go."""
 
 SILENCE: Final = 10.0
 """Seconds after which an agent counts as gone when its process cannot be watched."""
@@ -28,6 +32,8 @@ class Presence:
         self._ended: list[tuple[float, float, Gone]] = []
         """(when to record it, when it was seen, what)."""
         self._next_look = 0.0
+        self.hasty = False
+        """Record ends as soon as they are seen: this process may be killed at any time."""
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when a process ends."""
@@ -37,6 +43,11 @@ class Presence:
     def alone(self) -> bool:
         """Whether no agent is left."""
         return not len(self._watch) and not self._unwatched
+
+    @property
+    def watched(self) -> bool:
+        """Whether a process is alive that can be seen from here, or its end not recorded yet."""
+        return bool(len(self._watch) or self._ended)
 
     def follow(self, header: Header, now: float) -> None:
         """Note that a message came from a process."""
@@ -59,7 +70,9 @@ class Presence:
         """
         if signalled or (self._watch.must_look and now >= self._next_look):
             self._next_look = now + _LOOK_EVERY
-            self._ended += [(now + GRACE, now, self._kills.explain(gone, now)) for gone in self._watch.gone()]
+            for gone in self._watch.gone():
+                patience = HASTE if self.hasty or gone.how == "signal" else GRACE
+                self._ended.append((now + patience, now, self._kills.explain(gone, now)))
         self._kills.look(now)
         for pid, last in list(self._unwatched.items()):
             if now - last > SILENCE:

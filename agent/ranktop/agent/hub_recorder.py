@@ -16,15 +16,19 @@ from typing import Final
 
 from ranktop.agent.hub_recordings import open_recording, remove_old, set_aside
 from ranktop.agent.hub_state import HubState
-from ranktop.wire.codec import clean
+from ranktop.wire.codec import clean, encode_header
 from ranktop.wire.recording_file import RecordingError
 from ranktop.wire.recording_writer import DEFAULT_BYTES, RecordingWriter
-from ranktop.wire.schema import Item, Job
+from ranktop.wire.schema import Header, Item, Job
 
 DEFAULT_JOBS: Final = 20
 
 PERIOD: Final = 1.0
 """Seconds from one transaction to the next; a kill of the hub loses at most what came since, and one such time."""
+
+SPACING: Final = 0.02
+"""Seconds between two transactions that are made at once, for what must not be lost: a scheduler kills all that is left
+of a job when its ranks have ended, the hub too."""
 
 IDLE: Final = 5.0
 """Seconds between two transactions while nothing comes: readers see by them that the hub lives."""
@@ -43,6 +47,11 @@ SAME_NEWS: Final = 600.0
 
 QUEUE_ITEMS: Final = 50_000
 QUEUE_BYTES: Final = 32 * 1024 * 1024
+
+_URGENT: Final = tuple(
+    encode_header(Header(kind, 0, 0, 0, 0)).partition(kind.encode())[0] + kind.encode() for kind in ("end", "box")
+)
+"""How the headers begin of what tells how ranks ended."""
 
 
 class Recorder:
@@ -77,6 +86,7 @@ class Recorder:
         self._told: dict[str, float] = {}
         self._hung_told = False
         self._stop = threading.Event()
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ranktop-recorder", daemon=True)
 
     # The hub's side.
@@ -94,6 +104,12 @@ class Recorder:
                 return
             self._queued += size
             self._queue.append(item)
+        if item.header.startswith(_URGENT):
+            self.hurry()
+
+    def hurry(self) -> None:
+        """Have what has come written at once; never waits for it."""
+        self._wake.set()
 
     def follow(self, job: Job, state: HubState) -> list[str]:
         """Say what the job is now, and hear what viewers should be told, a line each.
@@ -116,6 +132,7 @@ class Recorder:
     def close(self, wait: float = 5.0) -> list[str]:
         """Finish the recording; returns what went wrong. A disk that does not answer for ``wait`` seconds is left."""
         self._stop.set()
+        self._wake.set()
         if self._thread.is_alive():
             self._thread.join(wait)
         return self._take_news()
@@ -129,8 +146,13 @@ class Recorder:
     # The recorder's side.
 
     def _run(self) -> None:
-        while not self._stop.wait(PERIOD):
-            self.turn()
+        while not self._stop.is_set():
+            hurried = self._wake.wait(PERIOD)
+            self._wake.clear()
+            if not self._stop.is_set():
+                self.turn()
+            if hurried:
+                self._stop.wait(SPACING)
         self.turn(last=True)
 
     def turn(self, last: bool = False) -> None:

@@ -38,6 +38,7 @@ from ranktop.wire.endpoints import (
     write_job_file,
 )
 from ranktop.wire.nodes import Door, Doors
+from ranktop.wire.recording_file import TOLD_TO_GO
 from ranktop.wire.schema import MAX_MESSAGE, Ack, Header, Job
 
 LINGER: Final = 180.0
@@ -122,6 +123,8 @@ class HubServer:
         self._next_housekeeping = now
         self._next_silence = now
         self._stopping = False
+        self._told = 0
+        """SIGTERMs received: the first one ends the hub with its ranks, another one at once."""
         self._wakes: socket.socket | None = None
         if signals:
             self._catch_signals()
@@ -143,7 +146,7 @@ class HubServer:
         signal.signal(signal.SIGTERM, self._stop)
 
     def _stop(self, *_: object) -> None:
-        self._stopping = True
+        self._told += 1
 
     def _note_replacement(self, now: float) -> None:
         marker = self._directory / MARKER_FILE
@@ -180,7 +183,7 @@ class HubServer:
         return router
 
     def run(self) -> None:
-        """Serve until SIGTERM, or until the last agent has been gone for the linger time."""
+        """Serve until the last agent has been gone for the linger time, or is gone and SIGTERM has come."""
         errors = 0
         while not self._stopping and errors < _MAX_ERRORS:
             errors = 0 if self._survived() else errors + 1
@@ -208,6 +211,8 @@ class HubServer:
         if self._agents in ready:
             self._read_agents()
         now = self._clock()
+        if self._told:
+            self._consider_word(now)
         if self._visitors in ready:
             read_asks(self._visitors, self._viewers, self.state, now)
         self._serve_nodes(now)
@@ -300,6 +305,20 @@ class HubServer:
             self._alone_since = now
         elif now - self._alone_since >= self._stay:
             self._stopping = True
+
+    def _consider_word(self, now: float) -> None:
+        """End as told, but not before ranks that live: a scheduler tells all processes of a job to go at once.
+
+        How its ranks end is what a recording must not lack. They may save a checkpoint meanwhile, and would only start
+        another hub. Nobody knows how much time is left, so that nothing is waited for any more.
+        """
+        if not self._presence.hasty:
+            self._presence.hasty = True
+            if self._presence.watched:
+                self.state.mark(now, TOLD_TO_GO, "SIGTERM")
+                if self.recorder is not None:
+                    self.recorder.hurry()
+        self._stopping = self._told > 1 or not self._presence.watched
 
     def _keep_house(self) -> None:
         try:

@@ -21,6 +21,9 @@ SCHEMA: Final = 1
 APPLICATION_ID: Final = 0x72746F70
 """``rtop``, by which ``file`` and others can tell a recording from another SQLite file."""
 
+TOLD_TO_GO: Final = "told"
+"""What the mark is called that says: the hub was told to go (SIGTERM) while its ranks lived."""
+
 TABLES: Final = {
     "meta": "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
     "hubs": (

@@ -10,8 +10,8 @@ from ranktop.tui.session.findings.death import culprit, told_to_go
 from ranktop.tui.session.rank_view import RankView, end_state
 from ranktop.tui.view.text import plain
 from ranktop.wire.codec import WireError, decode_body, decode_header
-from ranktop.wire.recording_file import RecordingError, unpack_body
-from ranktop.wire.schema import End, Header
+from ranktop.wire.recording_file import TOLD_TO_GO, RecordingError, unpack_body
+from ranktop.wire.schema import End, Header, Mark
 
 if TYPE_CHECKING:
     from ranktop.wire.recording import Recording
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 FINISHED: Final = "finished"
 CUT_OFF: Final = "cut off"
 """Nobody has told how it ended: its machine or its hub went away."""
+
+TOLD: Final = "stopped (SIGTERM)"
+"""All that was recorded is that the job's processes were told to go; whoever told them did not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ def outcome(recording: Recording, world_size: int) -> Outcome:
     if guilty is not None and guilty.end is not None:
         return Outcome(_of_culprit(guilty, guilty.end), ended)
     if not views or len(ends) < min(world_size, max(len(last_life), 1)):
-        return Outcome(CUT_OFF, ended)
+        return Outcome(TOLD if _was_told(recording) else CUT_OFF, ended)
     return Outcome(FINISHED, ended)
 
 
@@ -76,6 +79,20 @@ def _read(packed: bytes, body: bytes) -> tuple[Header, End] | None:
     except (WireError, RecordingError):
         return None
     return (header, end) if isinstance(end, End) else None
+
+
+def _was_told(recording: Recording) -> bool:
+    """Tell whether the last hub was told to go while its ranks lived, and none has come after it."""
+    (since,) = recording.rows("SELECT began FROM hubs ORDER BY id DESC LIMIT 1")[0]
+    marks = recording.rows("SELECT header, body FROM events WHERE kind = 'mark' AND rank < 0 AND t >= ?", (since,))
+    for packed, body in marks:
+        try:
+            mark = decode_body(decode_header(packed), unpack_body(body))
+        except (WireError, RecordingError):
+            continue
+        if isinstance(mark, Mark) and mark.what == TOLD_TO_GO:
+            return True
+    return False
 
 
 def _of_culprit(view: RankView, end: End) -> str:
