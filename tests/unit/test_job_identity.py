@@ -96,3 +96,9 @@ def test_names_given_by_the_user_win() -> None:
     assert (found.job.id, found.job.name) == ("my-run_1", "llama-sft")
     hashed = discover("train.py", {"RANKTOP_JOB_ID": "../../etc"})
     assert hashed.job.id.isalnum()
+
+
+def test_a_job_that_slurm_starts_again_is_another_run() -> None:
+    job = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "2", "SLURM_JOB_ID": "7"}
+    ids = {discover("train.py", {**job, **more}).job.id for more in ({}, {"SLURM_RESTART_COUNT": "1"})}
+    assert len(ids) == 2

@@ -154,6 +154,9 @@ def _job_id(env: Mapping[str, str], launcher: str, run_id: str, leader: int) -> 
         return own_launcher.job_id_of(leader)
     else:
         facts = [launcher, run_id, env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", ""), env.get("SLURM_STEP_ID", "")]
+        # Slurm keeps the number of a job that it starts again; it is another run.
+        if again := env.get("SLURM_RESTART_COUNT", ""):
+            facts.append(again)
         if not any(facts[1:]):
             facts.append(process_name(os.getppid()))
     return hashlib.sha256("\0".join([str(os.getuid()), *facts]).encode()).hexdigest()[:10]
