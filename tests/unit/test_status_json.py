@@ -25,7 +25,7 @@ from ranktop.wire.schema import Box, Call, Card, End, Header, Job, Mark, Sample,
 GIB = 2**30
 JOB = Job(id="abc", name="train\x1b[31m", world_size=3, launcher="torchrun")
 RANK_KEYS = {
-    *("rank", "local_rank", "node", "node_rank", "pid", "pids", "restart", "device", "moment", "moments_step"),
+    *("rank", "local_rank", "node", "node_rank", "pid", "pids", "restart", "mesh", "device", "moment", "moments_step"),
     *("measured", "expected"),
     *(
         "rules",
@@ -86,6 +86,11 @@ def test_every_rank_has_every_key_and_every_null_its_reason() -> None:
     state = json.loads(json.dumps(job_json(session().snapshot())))
     assert {"id", "name", "state", "world_size", "strategy", "step", "ranks", "findings"} <= set(state)
     assert [rank["state"] for rank in state["ranks"]] == ["ok", "killed", "missing"]
+    assert [rank["mesh"] for rank in state["ranks"]] == [
+        dict.fromkeys(("replicate", "shard", "tensor", "pipeline"), 0),
+        None,
+        None,
+    ]
     for rank in state["ranks"]:
         assert set(rank) == RANK_KEYS
         assert set(rank["moments"]) == set(MOMENTS)

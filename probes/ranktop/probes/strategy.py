@@ -199,7 +199,8 @@ def checkpointing_of(structure: Structure) -> str | None:
     """Return how activations are checkpointed where modules show it: wrappers, or a model's own switch."""
     switches: list[bool] = []
     for module in structure.modules:
-        if type(module).__name__ == "CheckpointWrapper":
+        # Its own class, or what fully_shard has made of it.
+        if any(kind.__name__ == "CheckpointWrapper" for kind in type(module).__mro__):
             keywords = getattr(module.__dict__.get("checkpoint_fn"), "keywords", {})
             return "selective" if keywords.get("context_fn") else "full"
         switch = module.__dict__.get("gradient_checkpointing")

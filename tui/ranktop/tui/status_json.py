@@ -13,7 +13,7 @@ from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.status_device import allocator_json, device_json, strays_json
 from ranktop.tui.status_findings import box_json, finding_json, stack_json
-from ranktop.tui.status_parts import KEYS, collectives_json, memory_json
+from ranktop.tui.status_parts import KEYS, collectives_json, memory_json, mesh_json
 from ranktop.tui.status_progress import job_progress_json, job_rate_json, rank_progress_json, rank_rate_json
 from ranktop.tui.view.label import simulated
 from ranktop.wire.codec import clean
@@ -114,6 +114,7 @@ def rank_json(view: RankView, snapshot: Snapshot) -> dict[str, Any]:
         "pids": list(card.pids or (card.pid,)) if card else None,
         "restart": view.restart,
         "device": device_json(view, snapshot),
+        "mesh": mesh_json(card),
         "allocator": allocator_json(view),
         "strays": strays_json(view, snapshot),
         "moment": view.peak,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ranktop.budget.terms import CATEGORIES, Memory
 from ranktop.probes.reading import Collectives
-from ranktop.wire.schema import Call
+from ranktop.wire.schema import Call, Card
 
 KEYS: Final = (*CATEGORIES, "total")
 
@@ -32,6 +32,19 @@ def collectives_json(collectives: Collectives | None) -> dict[str, Any]:
         for group in collectives.groups
     ]
     return {"groups": groups, "reason": collectives.reason}
+
+
+def mesh_json(card: Card | None) -> dict[str, int] | None:
+    """Return a rank's place on every axis of its job's mesh; None before its model has been seen."""
+    if card is None or card.plan is None:
+        return None
+    layout = card.plan.layout
+    return {
+        "replicate": layout.replicate_rank,
+        "shard": layout.shard_rank,
+        "tensor": layout.tensor_rank,
+        "pipeline": layout.pipeline_rank,
+    }
 
 
 def calls_json(calls: Iterable[Call]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from ranktop.tui.session.nodes import NODE_LOST
 from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.chart import spark
-from ranktop.tui.view.plan import optimizer, precision, strategy
+from ranktop.tui.view.plan import optimizer, place, precision, strategy
 from ranktop.tui.view.progress import block, doing
 from ranktop.tui.view.scale import Shown
 from ranktop.tui.view.text import (
@@ -177,6 +177,7 @@ def _card_facts(card: Card) -> list[tuple[str, str]]:
     plan = card.plan
     if plan is not None:
         facts.append(("strategy", strategy(plan)))
+        facts += [("place", words) for words in [place(plan)] if words]
         facts.append(("precision", _precision(card)))
         kept = ", ".join(dict.fromkeys(state.name for state in plan.optimizer.states))
         facts.append(("optimizer", (optimizer(plan) or "none seen") + (f": {kept}" if kept else "")))

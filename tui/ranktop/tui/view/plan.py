@@ -42,3 +42,16 @@ def optimizer(plan: Plan) -> str:
     from ranktop.budget.words import optimizer_words
 
     return _cached("optimizer", plan, optimizer_words, plan.optimizer.name)
+
+
+def place(plan: Plan) -> str:
+    """Return a rank's place on a mesh of several axes, e.g. ``stage 0 of 2, shard 1 of 2``; empty on one axis."""
+    layout = plan.layout
+    axes = (
+        ("stage", layout.pipeline_rank, layout.pipeline),
+        ("replica", layout.replicate_rank, layout.replicate),
+        ("shard", layout.shard_rank, layout.shard),
+        ("tensor rank", layout.tensor_rank, layout.tensor),
+    )
+    found = [f"{name} {rank} of {size}" for name, rank, size in axes if size > 1]
+    return ", ".join(found) if len(found) > 1 or layout.pipeline > 1 or layout.tensor > 1 else ""
