@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from ranktop.tui import run_commands
+from ranktop.tui import completion, run_commands
 from ranktop.tui.cli import NONE, USAGE, configure, fail, matching
 from ranktop.tui.remote import flags
 from ranktop.tui.terminal import options as drawing
@@ -25,13 +25,12 @@ QUICK: Final = 0.05
 """Seconds that the first picture waits for a search to end: with one job there is nothing to choose."""
 
 FAULTS: Final = (
-    "straggler, data, throttle, pcie, starved, tokens, activations, leak, copy, fragmentation, strays, unsharded, "
-    "no_sync, hang, stop, kill, oom, oomkill, restart, lost, missing, version, code"
+    "straggler, data, throttle, pcie, starved, tokens, activations, leak, copy, fragmentation, strays, nan, "
+    "unsharded, no_sync, hang, stop, kill, oom, oomkill, restart, lost, missing, version, code"
 )
 """What ``ranktop simulate`` can make go wrong."""
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -40,7 +39,13 @@ app = typer.Typer(
 )
 
 JobOption = Annotated[
-    str | None, typer.Option("--job", metavar="ID", help="Watch this job (an id or the start of one, or a name).")
+    str | None,
+    typer.Option(
+        "--job",
+        metavar="ID",
+        help="Watch this job (an id or the start of one, or a name).",
+        autocompletion=completion.runs,
+    ),
 ]
 
 
@@ -130,7 +135,11 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="Print the documented JSON instead of a table.")] = False,
     fail_on: Annotated[
         str | None,
-        typer.Option(metavar="warning|critical", help="Exit code 1 when a finding is at least that grave."),
+        typer.Option(
+            metavar="warning|critical",
+            help="Exit code 1 when a finding is at least that grave.",
+            autocompletion=completion.one_of("warning", "critical", "never"),
+        ),
     ] = None,
     watch: Annotated[
         float | None, typer.Option(min=0.5, metavar="SECONDS", help="Print it again and again until Ctrl-C.")
@@ -197,7 +206,12 @@ def config(
 
 @app.command()
 def demo(
-    strategy: Annotated[str, typer.Option(help="fsdp2, fsdp1, ddp or single.")] = "fsdp2",
+    strategy: Annotated[
+        str,
+        typer.Option(
+            help="fsdp2, fsdp1, ddp or single.", autocompletion=completion.one_of("fsdp2", "fsdp1", "ddp", "single")
+        ),
+    ] = "fsdp2",
     ranks: Annotated[int, typer.Option(min=0, max=64, help="Processes; 0: one per GPU, else 2.")] = 0,
     minutes: Annotated[float, typer.Option(min=0.1, help="How long the job trains.")] = 4.0,
 ) -> None:
@@ -215,9 +229,15 @@ def simulate(
     local: Annotated[int, typer.Option(min=1, max=64, help="Ranks of one node.")] = 8,
     fault: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[:rank=K][:by=X][:from=STEP]", help=f"What goes wrong; may be repeated: {FAULTS}."),
+        typer.Option(
+            metavar="NAME[:rank=K][:by=X][:from=STEP]",
+            help=f"What goes wrong; may be repeated: {FAULTS}.",
+            autocompletion=completion.faults,
+        ),
     ] = None,
-    strategy: Annotated[str, typer.Option(help="fsdp2 or ddp.")] = "fsdp2",
+    strategy: Annotated[
+        str, typer.Option(help="fsdp2 or ddp.", autocompletion=completion.one_of("fsdp2", "ddp"))
+    ] = "fsdp2",
     seconds: Annotated[float, typer.Option(min=0.01, max=600, help="Length of a healthy step.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Another one gives other luck, and faults on other ranks.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Without a terminal: print after so many.")] = 30,
@@ -234,10 +254,15 @@ def simulate(
 
 
 @app.command(
+    cls=completion.Planner,
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
 )
-def plan(arguments: Annotated[list[str] | None, typer.Argument(metavar="[FLAGS]", hidden=True)] = None) -> None:
+def plan(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[FLAGS]", hidden=True, autocompletion=completion.planned)
+    ] = None,
+) -> None:
     """Compare strategies for a model: memory per GPU, traffic, what fits."""
     from ranktop.tui.plan import plan as run
 
@@ -245,11 +270,14 @@ def plan(arguments: Annotated[list[str] | None, typer.Argument(metavar="[FLAGS]"
 
 
 @app.command(
+    cls=completion.Planner,
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
 )
 def explain(
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="STRATEGY [FLAGS]", hidden=True)] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="STRATEGY [FLAGS]", hidden=True, autocompletion=completion.planned)
+    ] = None,
 ) -> None:
     """Tell what a strategy does for a model: who holds what, formulas, traffic, knobs."""
     from ranktop.tui.explain import explain as run

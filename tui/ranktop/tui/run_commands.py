@@ -7,6 +7,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from ranktop.tui.cli import USAGE, fail
+from ranktop.tui.completion import jobs as jobs_here
+from ranktop.tui.completion import one_of, runs
 from ranktop.tui.remote import flags
 from ranktop.tui.terminal import options as drawing
 
@@ -39,7 +41,8 @@ def jobs(
 
 def export(
     run: Annotated[
-        str | None, typer.Argument(metavar=RUN, help="A recording's file, a job's id or name, here or there.")
+        str | None,
+        typer.Argument(metavar=RUN, help="A recording's file, a job's id or name, here or there.", autocompletion=runs),
     ] = None,
     prometheus: Annotated[
         bool, typer.Option("--prometheus", help="Serve the live jobs of this machine as metrics instead.")
@@ -48,11 +51,19 @@ def export(
         str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where to serve them (127.0.0.1:9400).")
     ] = None,
     job: Annotated[
-        str | None, typer.Option("--job", metavar="ID", help="Serve only this job (an id or its start, or a name).")
+        str | None,
+        typer.Option(
+            "--job", metavar="ID", help="Serve only this job (an id or its start, or a name).", autocompletion=jobs_here
+        ),
     ] = None,
     form: Annotated[
         str | None,
-        typer.Option("--format", metavar="csv|json|parquet|recording", help="By default by --output's ending, or csv."),
+        typer.Option(
+            "--format",
+            metavar="csv|json|parquet|recording",
+            help="By default by --output's ending, or csv.",
+            autocompletion=one_of("csv", "json", "parquet", "recording"),
+        ),
     ] = None,
     output: Annotated[str, typer.Option("--output", metavar="FILE", help="- is standard output.")] = "-",
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
@@ -103,14 +114,16 @@ def _serve_metrics(unfit: list[str], listen: str | None, job: str | None) -> NoR
     """Serve the live jobs' metrics. ``unfit``: what was given that is for recordings alone."""
     if unfit:
         fail(f"--prometheus serves the live jobs of this machine: leave out {', '.join(unfit)}", USAGE)
-    from ranktop.tui.prometheus.command import LISTEN
+    from ranktop.tui.config import given
     from ranktop.tui.prometheus.command import export as serve
 
-    raise typer.Exit(serve(LISTEN if listen is None else listen, job))
+    raise typer.Exit(serve(given("prometheus.listen", listen), job))
 
 
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar=f"{RUN}...", help="Two or more; the first is the base.")],
+    runs: Annotated[
+        list[str], typer.Argument(metavar=f"{RUN}...", help="Two or more; the first is the base.", autocompletion=runs)
+    ],
     json: Annotated[bool, typer.Option("--json", help="Print the documented JSON.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a report.")] = False,
     first: Annotated[int | None, typer.Option("--from", min=1, metavar="STEP", help="Compare from this step.")] = None,
@@ -136,7 +149,10 @@ def compare(
 
 
 def replay(
-    run: Annotated[str, typer.Argument(metavar=RUN, help="A recording's file, a job's id or name, here or there.")],
+    run: Annotated[
+        str,
+        typer.Argument(metavar=RUN, help="A recording's file, a job's id or name, here or there.", autocompletion=runs),
+    ],
     at: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Begin at: 10:42, +90 s from the start, -5m before the end, 40%."),

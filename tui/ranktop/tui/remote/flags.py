@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ranktop.tui.cli import USAGE, fail
+from ranktop.tui.completion import machines
 
 if TYPE_CHECKING:
     from ranktop.tui.remote.ssh import Ssh, Way
@@ -15,10 +16,15 @@ if TYPE_CHECKING:
 
 TARGET = "[USER@]HOST[:PORT]"
 
-Target = Annotated[str, typer.Argument(metavar=TARGET, help="The machine, as ssh knows it; also ssh://.")]
+Target = Annotated[
+    str, typer.Argument(metavar=TARGET, help="The machine, as ssh knows it; also ssh://.", autocompletion=machines)
+]
 
 MaybeTarget = Annotated[
-    str | None, typer.Argument(metavar=f"[{TARGET}]", help="Another machine, by ssh; this one where it is left out.")
+    str | None,
+    typer.Argument(
+        metavar=f"[{TARGET}]", help="Another machine, by ssh; this one where it is left out.", autocompletion=machines
+    ),
 ]
 
 Options = Annotated[
