@@ -191,6 +191,11 @@ class ThrottledPty:
         self._thread = threading.Thread(target=self._carry, daemon=True)
         self._thread.start()
 
+    @property
+    def over(self) -> bool:
+        """Whether the program has let go of the terminal."""
+        return not self._thread.is_alive()
+
     def press(self, keys: str) -> None:
         """Type at the far end."""
         with self.lock:
