@@ -315,7 +315,7 @@ class HubServer:
         if not self._presence.hasty:
             self._presence.hasty = True
             if self._presence.watched:
-                self.state.mark(now, TOLD_TO_GO, "SIGTERM")
+                self.state.mark(now, TOLD_TO_GO, "SIGTERM; the hub ends with its ranks")
                 if self.recorder is not None:
                     self.recorder.hurry()
         self._stopping = self._told > 1 or not self._presence.watched

@@ -43,6 +43,10 @@ MOST: Final = 0.08
 """Seconds that one drain may take, so that a screen gets its turn while there is much to take."""
 
 
+OVER_AFTER: Final = 12.0
+"""Seconds after which no rank will start another hub any more: they do so 3 s after they miss it, then 6 s later."""
+
+
 class HubSource:
     """Follows the hub of one job. ``drain`` is called about ten times a second."""
 
@@ -81,6 +85,9 @@ class HubSource:
         self._closed = False
         self._speaks_otherwise = False
         self._behind = False
+        self._job_id = ""
+        self._gone_since: float | None = None
+        """Since when nobody serves the socket, though nobody has taken the job's directory away."""
         self._connect()
 
     def drain(self) -> list[Received | Reset | Whole]:
@@ -223,8 +230,9 @@ class HubSource:
                 self._offsets = deque([now - batch.now], maxlen=64)
             out.append(Reset(job=batch.job, hub=batch.hub, replaced=replaced, parts=batch.last < 0))
         ends = self._since < 0 <= batch.last and not batch.snapshot
-        self._hub = batch.hub
+        self._hub, self._job_id = batch.hub, batch.job.id
         self._since = batch.last
+        self._gone_since = None
         self._lost += batch.lost
         self._refused = batch.refused
         newest = max((item.t for item in batch.items), default=batch.now)
@@ -260,4 +268,13 @@ class HubSource:
         elif is_listening(self._directory, VIEWERS_SOCKET):
             self._state, self._detail = "lost", "the hub does not answer; asking again"
         else:
+            self._note_gone(self._clock())
+
+    def _note_gone(self, now: float) -> None:
+        """Somebody has killed the hub; where the job goes on, its agents start another one within seconds."""
+        self._gone_since = now if self._gone_since is None else self._gone_since
+        if self._answered_at is None or now - self._gone_since < OVER_AFTER:
             self._state, self._detail = "lost", "the hub is gone; the job's agents start another one"
+            return
+        self._state = "ended"
+        self._detail = f"the hub was killed, with its job it seems; see how that ended: ranktop replay {self._job_id}"
