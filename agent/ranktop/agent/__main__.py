@@ -8,15 +8,24 @@ import sys
 USAGE = """\
 usage: torchrun [torchrun options] -m ranktop.agent SCRIPT [arguments...]
        torchrun [torchrun options] -m ranktop.agent -m MODULE [arguments...]
+       deepspeed [deepspeed options] --module ranktop.agent SCRIPT [arguments...]
 
 Runs the script (or module) as it would run by itself, with a ranktop agent in the process.
 RANKTOP_DISABLE=1 runs it without; RANKTOP_INTERVAL sets the seconds between samples (1).
 """
 
 
+def _launchers_words(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Part what a launcher puts first (``deepspeed --module``: ``--local_rank=1``) from what the user has written."""
+    count = 0
+    while count < len(arguments) and arguments[count].startswith(("--local_rank=", "--local-rank=")):
+        count += 1
+    return arguments[:count], arguments[count:]
+
+
 def main() -> None:
     """Start the agent, then run what the command line names."""
-    arguments = sys.argv[1:]
+    told, arguments = _launchers_words(sys.argv[1:])
     if not arguments or arguments[0] in {"-h", "--help"}:
         out = sys.stdout if arguments else sys.stderr
         out.write(USAGE)
@@ -26,6 +35,7 @@ def main() -> None:
         sys.stderr.write("ranktop.agent: -m needs the name of a module\n" + USAGE)
         raise SystemExit(2)
     target, rest = (arguments[1], arguments[2:]) if module else (arguments[0], arguments[1:])
+    rest = [*told, *rest]
     if not module and not os.path.exists(target):
         sys.stderr.write(f"ranktop.agent: can't open {target!r}: no such file\n")
         raise SystemExit(2)

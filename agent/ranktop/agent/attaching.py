@@ -128,6 +128,12 @@ def attach_to(model: nn.Module | None, optimizers: Iterable[Optimizer]) -> None:
         say(f"not attached, training goes on without it: {_words(error)}")
 
 
+def followed() -> nn.Module | None:
+    """Return the model that is watched in this process, as it is called; None while there is none."""
+    watch = _agent.watch if _agent is not None else None
+    return watch.model.root if watch is not None and watch.model is not None else None
+
+
 def started_late() -> bool:
     """Whether the agent of this process was started from within the script, which may have built its model before."""
     return _agent is not None and _agent.late

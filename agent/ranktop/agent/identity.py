@@ -124,7 +124,7 @@ def _launcher(env: Mapping[str, str]) -> str:
     if "SLURM_PROCID" in env and "MASTER_ADDR" in env:
         return "srun"
     if "RANK" in env and "WORLD_SIZE" in env:
-        return "launcher"
+        return "deepspeed" if "CROSS_RANK" in env and "LOCAL_SIZE" in env else "launcher"
     return "python"
 
 
@@ -157,6 +157,7 @@ def _job_id(env: Mapping[str, str], launcher: str, run_id: str, leader: int) -> 
         # Slurm keeps the number of a job that it starts again; it is another run.
         if again := env.get("SLURM_RESTART_COUNT", ""):
             facts.append(again)
-        if not any(facts[1:]):
+        # DeepSpeed's launcher always takes the same port: on one node its process tells two jobs apart.
+        if not any(facts[1:]) or (launcher == "deepspeed" and env.get("CROSS_SIZE") == "1"):
             facts.append(process_name(os.getppid()))
     return hashlib.sha256("\0".join([str(os.getuid()), *facts]).encode()).hexdigest()[:10]

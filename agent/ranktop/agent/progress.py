@@ -62,7 +62,10 @@ class Reports:
         self._step: int | None = None
         self._total: int | None = None
         self._at: float | None = None
-        self._source = ""
+        self.source = ""
+        """Who has told last."""
+        self.stepper = ""
+        """Who has told the trainer's step last: an engine below it keeps silent then."""
         self._reader = Reader(_clock)
         self._tokens: deque[tuple[float, float]] = deque()
         self._counted: int | None = None
@@ -85,9 +88,10 @@ class Reports:
         now = _clock()
         if step is not None:
             self._step = whole(step) if type(step) is not int else step
+            self.stepper = source
         if total_steps is not None:
             self._total = whole(total_steps)
-        self._at, self._source = now, source
+        self._at, self.source = now, source
         step = self._step
         for name, value in told.items():
             if value is None:
@@ -206,7 +210,7 @@ class Reports:
             **{name: told.value for name, told in fields.items() if isfinite(told.value)},
             values={name: told.value for name, told in values.items() if isfinite(told.value)},
             age=max(0.0, now - at),
-            source=clean(self._source)[:NAME_LENGTH],
+            source=clean(self.source)[:NAME_LENGTH],
             steps={name: told.step for name, told in every.items() if told.step is not None and told.step != step},
             ages={name: max(0.0, now - told.at) for name, told in every.items() if told.at < at},
             counted=self._counted,

@@ -249,6 +249,7 @@ class Sampler(threading.Thread):
             model=facts.model if facts is not None else "",
             inventory=facts.inventory if facts is not None else None,
             plan=facts.plan if facts is not None else None,
+            trainer=facts.trainer if facts is not None else "",
             script=self._script,
             notes=notes,
             pids=self._device.pids,

@@ -47,6 +47,7 @@ It runs in the importing thread, within the script's own import; what it raises 
 
 READS: Final = {
     "accelerate.state": "ranktop.agent.trainers.accelerate",
+    "deepspeed.runtime.engine": "ranktop.agent.trainers.deepspeed",
 }
 """Module of a trainer that keeps its state where it can be read -> module of ours with ``read() -> Told | None``, asked
 at every survey, in the training thread, once the former has been imported."""
