@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -71,10 +72,7 @@ def yaml_of(flag: str, path: Path) -> Mapping[str, Any]:
 
 def toml_of(flag: str, path: Path) -> Mapping[str, Any]:
     """Return the table of a TOML file. Raises BadInput with line and column."""
-    try:
-        toml = import_module("tomllib")
-    except ImportError:
-        raise BadInput(f"{flag} {shown(path)}: TOML needs Python 3.11; write it as YAML or JSON") from None
+    toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         return _mapping(flag, path, toml.loads(text_of(flag, path)), "keys with values")
     except toml.TOMLDecodeError as error:

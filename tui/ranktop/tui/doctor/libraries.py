@@ -41,7 +41,7 @@ def look_at_libraries(scene: Scene) -> Result:
     wrong: list[str] = []
     for requirement in requires("ranktop") or ():
         name, _, marker = requirement.partition(";")
-        if "extra" in marker:
+        if "extra" in marker or not applies(marker):
             continue
         bare = re.split(r"[<>=!~ \[]", name.strip(), maxsplit=1)[0]
         try:
@@ -59,6 +59,16 @@ def look_at_libraries(scene: Scene) -> Result:
         found_words = f"pynvml {old} hides nvidia-ml-py, which replaces it"
         return warned(found_words, "pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py", **facts)
     return passed(words, **facts)
+
+
+def applies(marker: str, python: tuple[int, int] = sys.version_info[:2]) -> bool:
+    """Tell whether what some versions of Python alone need is needed on this one; other conditions count as met.
+
+    >>> applies(" python_version < '3.11'", (3, 13)), applies(" python_version < '3.11'", (3, 10)), applies("")
+    (False, True, True)
+    """
+    bounds = re.findall(r"python_version\s*(<|>=)\s*['\"](\d+)\.(\d+)", marker)
+    return all((python < (int(a), int(b))) == (sign == "<") for sign, a, b in bounds)
 
 
 def _found(requirement: str, found: dict[str, str | None]) -> str:
