@@ -9,6 +9,7 @@ USAGE = """\
 usage: torchrun [torchrun options] -m ranktop.agent SCRIPT [arguments...]
        torchrun [torchrun options] -m ranktop.agent -m MODULE [arguments...]
        deepspeed [deepspeed options] --module ranktop.agent SCRIPT [arguments...]
+       python -m ranktop.agent --path     the file to give a launcher that takes no module: fabric run "$(...)" SCRIPT
 
 Runs the script (or module) as it would run by itself, with a ranktop agent in the process.
 RANKTOP_DISABLE=1 runs it without; RANKTOP_INTERVAL sets the seconds between samples (1).
@@ -30,6 +31,9 @@ def main() -> None:
         out = sys.stdout if arguments else sys.stderr
         out.write(USAGE)
         raise SystemExit(0 if arguments else 2)
+    if arguments == ["--path"]:
+        sys.stdout.write(os.path.abspath(__file__) + "\n")
+        raise SystemExit(0)
     module = arguments[0] == "-m"
     if module and len(arguments) < 2:
         sys.stderr.write("ranktop.agent: -m needs the name of a module\n" + USAGE)

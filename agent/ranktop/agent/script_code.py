@@ -9,6 +9,7 @@ import sys
 from typing import Any, Final
 
 DIGITS: Final = 8
+AGENT: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
 LARGEST: Final = 16 * 1024 * 1024
 """Bytes; a larger file is no script."""
 
@@ -36,7 +37,8 @@ def _path(main: Any) -> str:
     if getattr(getattr(main, "__spec__", None), "name", "").startswith("ranktop.agent"):
         return ""
     path = getattr(main, "__file__", None)
-    return path if isinstance(path, str) else ""
+    # A launcher that takes no module is given the agent's own file.
+    return path if isinstance(path, str) and os.path.abspath(path) != AGENT else ""
 
 
 def _hashed(path: str) -> str:

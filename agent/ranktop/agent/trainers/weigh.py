@@ -30,8 +30,11 @@ def weigh(plan: Plan, told: Told | None, largest: int = 0) -> tuple[Plan, tuple[
         notes.append(
             _note(told, f"{told.checkpointing} checkpointing", f"the model's own switch is {plan.checkpointing}")
         )
-    computes = computes_in(plan)
-    if told.precision in _HALVES and computes != told.precision:
+    computes, precision = computes_in(plan), plan.precision
+    if told.precision in _HALVES and computes == "float32" and precision.compute is None:
+        # Accelerate and Fabric enter autocast within the forward, where nothing is seen of it: this is no contradiction.
+        precision = replace(precision, autocast=told.precision)
+    elif told.precision in _HALVES and computes != told.precision:
         notes.append(_note(told, f"it computes in {told.precision}", f"the model computes in {computes}"))
     batch = replace(
         batch,
@@ -40,7 +43,7 @@ def weigh(plan: Plan, told: Told | None, largest: int = 0) -> tuple[Plan, tuple[
         sequence_length=batch.sequence_length if batch.sequence_length is not None else told.sequence_length,
     )
     checkpointing = plan.checkpointing if plan.checkpointing is not None else told.checkpointing
-    return replace(plan, batch=batch, checkpointing=checkpointing), tuple(notes)
+    return replace(plan, batch=batch, checkpointing=checkpointing, precision=precision), tuple(notes)
 
 
 def computes_in(plan: Plan) -> str:
