@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import ipaddress
 import os
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ranktop.tui.prometheus.follow import Follower
 
 LISTEN: Final = "127.0.0.1:9400"
-"""Where the metrics are served, unless told otherwise."""
+"""What an address looks like; also the default of the setting ``prometheus.listen``."""
 
 INSTALL: Final = "--prometheus needs the package prometheus-client: pip install 'ranktop[prometheus]'"
 
@@ -52,7 +53,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def export(listen: str = LISTEN, wanted: str | None = None) -> int:
+def export(listen: str, wanted: str | None = None) -> int:
     """Serve the metrics of this machine's jobs; returns the exit code.
 
     0: SIGTERM; 130: Ctrl-C; 1: it cannot listen there, or ``prometheus-client`` is missing; 2: no address.
@@ -71,6 +72,8 @@ def export(listen: str = LISTEN, wanted: str | None = None) -> int:
         serving = server(host, port, follower)
     except (OSError, UnicodeError) as error:
         return _complain(f"cannot listen on {clean(listen)}: {_why(error)}", FAILED)
+    gc.freeze()  # a scrape of many ranks makes as many objects again, which are gone at once
+    gc.set_threshold(100_000, 50, 100)
     _say(*serving.server_address[:2], wanted=wanted)
     threads = (follower.run, serving.serve_forever)
     return _until_told(follower, threads)
