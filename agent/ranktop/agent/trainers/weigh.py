@@ -32,7 +32,7 @@ def weigh(plan: Plan, told: Told | None, largest: int = 0) -> tuple[Plan, tuple[
         )
     computes, precision = computes_in(plan), plan.precision
     if told.precision in _HALVES and computes == "float32" and precision.compute is None:
-        # Accelerate and Fabric enter autocast within the forward, where nothing is seen of it: this is no contradiction.
+        # Accelerate and Fabric enter autocast within the forward, where nothing is seen of it: no contradiction.
         precision = replace(precision, autocast=told.precision)
     elif told.precision in _HALVES and computes != told.precision:
         notes.append(_note(told, f"it computes in {told.precision}", f"the model computes in {computes}"))
