@@ -195,6 +195,8 @@ class Lora:
     """Dtype of the adapters; PEFT keeps them in fp32 on a 16-bit base."""
     quantized: str | None = None
     """How the frozen linear weights are stored: ``nf4``, ``nf4-double``, ``int8``, or None for as they are."""
+    dropout: float = 0.0
+    """Of what an adapter reads (``lora_dropout``): each adapter then keeps an input of its own, and a mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

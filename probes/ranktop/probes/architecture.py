@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ranktop.budget.plan import Forward, Plan
+from ranktop.probes.adapters import is_adapter_dropout, lora_of
 
 _HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads", "heads", "nhead")
 """What configs and attention modules call the number of heads."""
@@ -51,6 +52,7 @@ def with_architecture(plan: Plan, root: nn.Module, outputs: Outputs | None) -> P
     try:
         config, heads, dropout = _config(root), heads_of(root), dropout_of(root)
         inside = None if plan.precision.autocast else autocast_inside(root)
+        lora, why = lora_of(root)
     except Exception as error:  # a user's attribute may do anything
         notes = (*plan.notes, f"could not tell the architecture: {type(error).__name__}: {error}"[:200])
         return replace(plan, forward=seen, notes=notes)
@@ -60,7 +62,8 @@ def with_architecture(plan: Plan, root: nn.Module, outputs: Outputs | None) -> P
     attention = _IMPLEMENTATIONS.get(str(getattr(config, "_attn_implementation", "")), plan.attention)
     hugging_face = type(config).__module__.startswith("transformers.")
     loss = "hf" if hugging_face and has_loss else plan.loss
-    return replace(plan, forward=forward, attention=attention, loss=loss)
+    notes = (*plan.notes, f"no rule for the activations of {why}") if why else plan.notes
+    return replace(plan, forward=forward, attention=attention, loss=loss, lora=lora, notes=notes)
 
 
 def output_sizes(differentiable: Iterable[torch.Tensor], output: object = None) -> Outputs:
@@ -116,7 +119,14 @@ def heads_of(root: nn.Module) -> int | None:
 
 def dropout_of(root: nn.Module) -> float:
     """Return the largest probability among the dropout modules that are switched on."""
-    return max((float(m.p) for m in root.modules() if isinstance(m, nn.Dropout) and m.training), default=0.0)
+    return max(
+        (
+            float(module.p)
+            for name, module in root.named_modules()
+            if isinstance(module, nn.Dropout) and module.training and not is_adapter_dropout(name)
+        ),
+        default=0.0,
+    )
 
 
 def autocast_inside(root: nn.Module) -> str | None:

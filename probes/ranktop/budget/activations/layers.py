@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from ranktop.budget.activations.operations import add, cast, embedding, linear, multiply, of_input, of_output, scale
+from ranktop.budget.activations.operations import (
+    add,
+    cast,
+    dropout,
+    embedding,
+    linear,
+    multiply,
+    of_input,
+    of_output,
+    scale,
+)
 from ranktop.budget.activations.shape import Shape
 from ranktop.budget.activations.tape import ACTIVATION, Node, Tape, Value
 from ranktop.budget.models.adapters import LINEAR
@@ -23,7 +33,7 @@ def project(tape: Tape, shape: Shape, x: Value, role: str, inner: int, outer: in
     if role not in (lora.targets or LINEAR):
         return out
     width = DTYPE_BYTES[lora.dtype]
-    low = linear(tape, cast(tape, x, width), inner, lora.rank, width, bias=False)
+    low = linear(tape, dropout(tape, cast(tape, x, width), lora.dropout), inner, lora.rank, width, bias=False)
     high = linear(tape, low, lora.rank, outer, width, bias=False)
     return cast(tape, add(tape, out, scale(tape, high)), out.width)
 

@@ -11,8 +11,9 @@ from typing import Final
 
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.model import BadInput, Model
+from ranktop.budget.models.adapters import adapters
 from ranktop.budget.models.tensors import sections, tensors
-from ranktop.budget.plan import Plan
+from ranktop.budget.plan import Lora, Plan
 
 Shape = tuple[int, ...]
 
@@ -37,12 +38,14 @@ def recognise(inventory: Inventory, plan: Plan, heads: int | None = None) -> Mod
 
     Known are hand-written GPTs, GPT-2, GPT-NeoX and the Llama-like, dense or with experts in every block. ``heads``
     are the attention heads when somebody knows them; else they follow from the q/k norms where there are such and are
-    guessed elsewhere (64 wide up to 2048, then 128), with ``options["heads_guessed"]``. A pipeline stage, a part of the
-    experts and a model with adapters are never recognised.
+    guessed elsewhere (64 wide up to 2048, then 128), with ``options["heads_guessed"]``. A pipeline stage and a part of
+    the experts are never recognised, a model with adapters when ``plan.lora`` names just those.
     """
     layout = plan.layout
     if not len(inventory) or layout.pipeline > 1 or layout.expert > 1:
         return None
+    if plan.lora is not None:
+        return _with_adapters(inventory, plan, plan.lora, heads)
     whole = tuple(_whole(kind, layout.tensor) for kind in inventory.kinds)
     order = tuple(whole[i] for i in inventory.order)
     seen = Seen(order, Counter(order))
@@ -52,6 +55,21 @@ def recognise(inventory: Inventory, plan: Plan, heads: int | None = None) -> Mod
     exact = (model for model in found if tuple(tensor.shape for tensor in tensors(model)) == order)
     model = next(exact, found[0])
     return model if model.positions else replace(model, positions=plan.batch.sequence_length or 0)
+
+
+def _with_adapters(inventory: Inventory, plan: Plan, lora: Lora, heads: int | None) -> Model | None:
+    """Recognise the frozen base, whose adapters must be what is trained, no more and no less."""
+    base = Inventory.of([kind for kind in inventory if not kind.trainable])
+    model = recognise(base, replace(plan, lora=None), heads)
+    if model is None:
+        return None
+    wanted: Counter[Shape] = Counter()
+    for section in sections(model):
+        for tensor in section.tensors:
+            for adapter in adapters(tensor, lora, model.family == "gpt2"):
+                wanted[adapter.shape] += section.count
+    trained = Counter(_whole(kind, plan.layout.tensor) for kind in inventory if kind.trainable)
+    return model if wanted == trained else None
 
 
 def _whole(kind: Kind, ranks: int) -> Shape:
