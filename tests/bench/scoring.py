@@ -39,6 +39,7 @@ NAMED: Final[dict[str, tuple[str, ...]]] = {
     "copy": ("memory",),
     "fragmentation": ("fragmentation",),
     "strays": ("strays",),
+    "nan": ("loss",),
     "unsharded": ("unsharded",),
     "no_sync": ("no_sync",),
     "version": ("versions",),

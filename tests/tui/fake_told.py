@@ -70,4 +70,6 @@ def told_fsdp(ranks: int = 8, **more: Any) -> ToldJob:
 
 def told_host(**more: Any) -> ToldJob:
     """The demo's job on a machine without a GPU, told about."""
-    return told(host_job(), **more)
+    job = host_job()
+    job.first_step = more.pop("first_step", job.first_step)
+    return told(job, **more)

@@ -141,12 +141,12 @@ def test_stages_of_a_pipeline_are_compared_with_their_like(tmp_path: Path) -> No
 RUN_KEYS = {
     "run", "source", "id", "name", "simulated", "state", "state_at_end", "host", "started", "ended", "world_size",
     "strategy", "strategy_words", "device", "needs", "memory", "groups", "allocator_peak", "allocator_peak_step",
-    "times", "rate", "tokens", "token_unit", "sent", "reasons", "notes",
+    "times", "rate", "tokens", "token_unit", "sent", "loss", "reasons", "notes",
 }  # fmt: skip
 DIFFERENCE_KEYS = {
-    "run", "to", "verdict", "because", "memory", "time", "needs", "categories", "times", "rate",
+    "run", "to", "verdict", "because", "memory", "time", "needs", "categories", "times", "rate", "loss",
 }  # fmt: skip
-TOP_KEYS = {"schema", "steps", "needs_by", "caveats", "runs", "differences", "plan", "findings"}
+TOP_KEYS = {"schema", "steps", "needs_by", "loss_step", "caveats", "runs", "differences", "plan", "findings"}
 
 
 def test_the_json_is_as_documented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -224,13 +224,36 @@ def test_a_job_of_one_rank_stands_as_well() -> None:
         ),
         ({rank: Rank(BEHIND, None, "eval") for rank in range(4)}, "all 4 ranks have been validating for 30 s"),
         ({rank: Rank(BEHIND, COMPILE, "forward") for rank in range(4)}, "all 4 ranks have been compiling for 30 s"),
+        (
+            one_behind(Rank(BEHIND, LOAD, "data", activity="checkpoint"), Rank(calls=BARRIER)),
+            "rank 2 has been saving a checkpoint for 30 s; the others wait",
+        ),
+        (
+            {rank: Rank(moves=True, activity="Evaluation") for rank in range(4)},
+            "all 4 ranks have been validating for 30 s",
+        ),
+        (
+            # Rank 2 is done with its part of the validation and waits in the next step.
+            {rank: Rank() if rank == 2 else Rank(BEHIND, LOAD, activity="validation") for rank in range(4)},
+            "ranks 0, 1, 3 have been validating for 30 s; the others wait",
+        ),
         ({rank: Rank(moves=True) for rank in range(4)}, "no step has finished for 30 s, but collectives go on"),
         (
             {rank: Rank((), LOAD) for rank in range(4)},
             "the training is over: no step for 30 s, the process groups are closed",
         ),
     ],
-    ids=["save", "validate by stack", "validate by phase", "compile", "long step", "closed"],
+    ids=[
+        "save",
+        "validate by stack",
+        "validate by phase",
+        "compile",
+        "told save",
+        "told validation",
+        "told by many",
+        "long step",
+        "closed",
+    ],
 )
 def test_what_takes_long_for_a_good_reason_is_no_hang(ranks: dict[int, Rank], sentence: str) -> None:
     job = Standing(ranks).run(30)
@@ -239,6 +262,22 @@ def test_what_takes_long_for_a_good_reason_is_no_hang(ranks: dict[int, Rank], se
     assert found.severity == "info"
     assert job.first("hang") is None
     assert {snapshot.state for _, snapshot in job.told} == {"running"}
+
+
+def test_a_rank_that_does_not_validate_is_named_though_all_others_say_that_they_do() -> None:
+    others = Rank(calls=BARRIER, activity="validation")
+    job = Standing(one_behind(Rank(BEHIND, LOAD, "data", activity="rollout"), others)).run(14)
+    assert the_hang(job).ranks == (2,)
+    assert facts(the_hang(job))["rank 2: by the script's word in"] == "rollout"
+
+
+def test_a_validation_of_three_minutes_is_no_hang_and_one_of_an_hour_is_looked_at() -> None:
+    job = Standing({rank: Rank(BEHIND, LOAD, activity="validation") for rank in range(4)}).run(14)
+    for second, severity in ((180, "info"), (3600, "warning")):
+        job.clock.now = 1_000.0 + second
+        job.session.feed([job.message(rank, float(second)) for rank in job.ranks])
+        (found,) = job.session.snapshot().findings
+        assert (found.rule, found.severity) == ("pause", severity)
 
 
 def test_nobody_is_blamed_when_a_stand_is_over_and_the_first_ranks_tell() -> None:

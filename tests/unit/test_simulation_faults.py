@@ -12,6 +12,7 @@ import pytest
 
 from ranktop.agent.simulation.faults import ENDING, KINDS, parse, placed, table
 from ranktop.agent.simulation.job import PREFIX, Setup
+from ranktop.agent.simulation.learning import loss_at
 from ranktop.agent.simulation.memory import Device
 from ranktop.agent.simulation.voice import LAUNCHER_SECONDS, Job, Said, Voice
 from ranktop.budget.terms import CATEGORIES, Memory
@@ -25,7 +26,7 @@ CULPRIT = 5
 SECONDS = 16
 
 TIMES = {"steps", "step", "step_age", "collectives", "looks", "phase", "now", "table", "device.used", "device.free",
-         "device.process_used", "device.processes", "uptime"}  # fmt: skip
+         "device.process_used", "device.processes", "uptime", "progress"}  # fmt: skip
 """What follows from how long a step takes, and what lies in memory at a time."""
 
 READ_WITH_STEPS = {"peak_allocated", "inactive_split", "allocator"}
@@ -116,6 +117,20 @@ def test_memory_adds_up_whatever_the_fault(name: str) -> None:
 def adds_up(memory: Memory) -> bool:
     parts = [getattr(memory, name) for name in CATEGORIES]
     return all(part >= 0 for part in parts) and sum(parts) == memory.total
+
+
+def test_a_script_tells_a_loss_that_falls_and_nan_where_it_is_asked_for() -> None:
+    said = told(f"nan:rank={CULPRIT}:from=6")
+    for rank in range(RANKS):
+        known = {body.progress.step: body.progress for body in said[rank] if isinstance(body, Sample) and body.progress}
+        finite = [one.loss for step, one in sorted(known.items()) if (step and step < 6) or rank != CULPRIT]
+        assert None not in finite
+        assert len(finite) > 3
+        bad = {step for step, one in known.items() if one.not_finite.get("loss") == "nan"}
+        assert bad == ({step for step in known if step and step >= 6} if rank == CULPRIT else set())
+    losses = [loss_at(step, 128256, 0) for step in (1, 100, 1000, 10_000)]
+    assert losses == sorted(losses, reverse=True)
+    assert 11 < losses[0] < 12
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])
@@ -306,5 +321,5 @@ def test_the_lists_name_every_fault() -> None:
     assert FAULTS.split(", ") == list(KINDS)
     for name in KINDS:
         assert any(line.startswith(f"{name} ") for line in table().splitlines())
-    tested = {*CHANGES, *ENDING, "unsharded", "no_sync", "missing"}
+    tested = {*CHANGES, *ENDING, "unsharded", "no_sync", "missing", "nan"}
     assert tested == set(KINDS)

@@ -25,6 +25,9 @@ MOST_VALUES: Final = 8
 
 NAME_LENGTH: Final = 32
 
+MOST_COMPLAINTS: Final = 4
+"""Lines about what is ignored, in all."""
+
 TOKENS_WINDOW: Final = 10.0
 """Seconds over which tokens per second are averaged, where more than two words of them lie in them."""
 
@@ -111,7 +114,7 @@ class Reports:
         if number is not None:
             self._take(name, number, step, now)
         elif why:
-            self._complain(f"report: {name[:NAME_LENGTH]} {why}, ignored")
+            self._complain(f"report: {name} {why}, ignored", name)
 
     def _take(self, name: str, value: float, step: int | None, at: float) -> None:
         if name == "loss":
@@ -124,7 +127,7 @@ class Reports:
     def _room(self, name: str) -> bool:
         if len(self._values) < MOST_VALUES:
             return True
-        self._complain(f"report: more than {MOST_VALUES} other values, {name[:NAME_LENGTH]} and more are ignored")
+        self._complain(f"report: more than {MOST_VALUES} other values, {name} and more are ignored", "room")
         return False
 
     def _loss(self, value: float, step: int | None, at: float) -> None:
@@ -170,11 +173,14 @@ class Reports:
         except Exception as error:
             self._complain(f"annotate: {type(error).__name__}, ignored")
 
-    def _complain(self, text: str) -> None:
-        """Say what is ignored, each thing once, and no more than a few of them."""
-        if text not in self._said and len(self._said) < 4:
-            self._said.add(text)
-            say(text)
+    def _complain(self, text: str, about: str = "") -> None:
+        """Say what is ignored, each thing (``about``, else the text) once, and no more than a few of them."""
+        about = about or text
+        if about not in self._said and len(self._said) < MOST_COMPLAINTS:
+            from ranktop.wire.codec import clean
+
+            self._said.add(about)
+            say(clean(text)[:200])
 
     def collect(self) -> None:
         """Take what has arrived from a GPU. In a thread of the script: no other may ask for a CUDA event."""

@@ -39,6 +39,7 @@ KINDS: Final[dict[str, Kind]] = {
     "copy": Kind("holds another copy of the model", 1.0, "copies of the whole model in bf16"),
     "fragmentation": Kind("has its cache in pieces that fit nothing", 0.2, "share of the device"),
     "strays": Kind("has the other ranks of its node on its device", 1.0, "contexts of each"),
+    "nan": Kind("has a loss that is NaN", start=LATE),
     "unsharded": Kind("holds the whole model: sharding did not happen", everyone=True),
     "no_sync": Kind("accumulates whole gradients (no_sync)", everyone=True),
     "hang": Kind("leaves out a collective: all wait for it", start=LATE),

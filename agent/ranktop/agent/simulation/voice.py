@@ -9,11 +9,13 @@ from typing import Final
 from ranktop.agent.simulation.device import Load, Sensors, allocator
 from ranktop.agent.simulation.faults import Fault
 from ranktop.agent.simulation.job import Setup
+from ranktop.agent.simulation.learning import progress_at
 from ranktop.agent.simulation.memory import MIB, Device, Held
 from ranktop.agent.simulation.timing import NEVER, Step, Timeline
 from ranktop.budget.terms import Memory
 from ranktop.probes.reading import Collectives, DeviceReading, GroupPosition, StepTimes
 from ranktop.wire.look_times import slot_at, time_of
+from ranktop.wire.progress import Progress
 from ranktop.wire.schema import (
     LOOK_SECONDS,
     Box,
@@ -212,7 +214,15 @@ class Voice:
             cost=Cost(cpu_s=0.0004, hook_s=0.0002),
             looks=self._looks(timeline, t, clock),
             starved=self._starved(done + 1),
+            progress=self._progress(done, t - began, steps),
         )
+
+    def _progress(self, done: int, age: float, steps: tuple[StepTimes, ...]) -> Progress | None:
+        """The script logs a loss that is averaged over the ranks, unless this one's is no number."""
+        setup, fault = self._job.setup, self._faults.get("nan")
+        seconds = steps[-1].seconds if steps else None
+        since = fault.start if fault is not None else None
+        return progress_at(done, age, seconds, self._tokens_of(done), setup.model.vocabulary, setup.seed, since)
 
     def _memory(self, held: Held | None, step: Step | None, phase: str, t: float) -> Memory:
         if held is None or step is None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from ranktop.budget.terms import BUDGETED, CATEGORIES, Amount
 from ranktop.tui.compare.comparison import TIMED, Comparison
 from ranktop.tui.compare.held import Held
+from ranktop.tui.compare.losses import LossOfRun
 from ranktop.tui.compare.side import Side
 from ranktop.tui.compare.spread import Difference, Spread
 from ranktop.tui.compare.verdict import Verdict, verdicts
@@ -33,7 +34,11 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "caveats": [
             {"hurts": one.hurts, "runs": list(one.letters), "sentence": one.sentence} for one in comparison.caveats
         ],
-        "runs": [_run(comparison, one) for one in comparison.sides],
+        "loss_step": comparison.loss_step,
+        "runs": [
+            {**_run(comparison, one), "loss": _loss(loss)}
+            for one, loss in zip(comparison.sides, comparison.losses, strict=True)
+        ],
         "differences": [
             _difference(comparison, other, verdict)
             for other, verdict in zip(comparison.others, verdicts(comparison), strict=True)
@@ -80,6 +85,12 @@ def _run(comparison: Comparison, one: Side) -> dict[str, Any]:
     }
 
 
+def _loss(loss: LossOfRun | None) -> dict[str, Any] | None:
+    if loss is None:
+        return None
+    return {"rank": loss.rank, "last": loss.last, "last_step": loss.last_step, "at_step": _spread(loss.at)}
+
+
 def _words(one: Side) -> str | None:
     from ranktop.budget.words import strategy_words
 
@@ -122,6 +133,7 @@ def _difference(comparison: Comparison, other: Side, verdict: Verdict) -> dict[s
         "categories": {name: _away(comparison.category_differs(name, other), whole=True) for name in KEYS},
         "times": {name: _away(comparison.time_differs(name, other)) for name in TIMED if name != "rate"},
         "rate": _away(comparison.time_differs("rate", other)),
+        "loss": _away(comparison.loss_differs(other)),
     }
 
 

@@ -156,6 +156,37 @@ def time_rows(comparison: Comparison) -> list[TableRow]:
     return [row for row in rows if any(cell.text not in ("", DASH) for cell in row.measured)]
 
 
+def loss_rows(comparison: Comparison) -> list[TableRow]:
+    """Return the loss at the same step, and each run's last with its step; nothing where no run tells one."""
+    if comparison.loss_step is None:
+        return []
+    blank = (Cell(""),) * len(comparison.sides)
+    at = tuple(_loss(one.at) if one is not None else NOTHING for one in comparison.losses)
+    away = tuple(_loss_away(comparison, other) for other in comparison.others)
+    last = tuple(
+        Cell(f"{one.last:.4g} ({count(one.last_step)})") if one is not None else NOTHING for one in comparison.losses
+    )
+    nothing = (Cell(""),) * len(comparison.others)
+    return [
+        TableRow(f"at step {count(comparison.loss_step)}", blank, at, away, strong=True),
+        TableRow("last (step)", blank, last, nothing),
+    ]
+
+
+def _loss(value: Spread | None) -> Cell:
+    return NOTHING if value is None else Cell(f"{value.middle:.4g} ±{value.spread:.2g}", "bold")
+
+
+def _loss_away(comparison: Comparison, other: Side) -> Cell:
+    away = comparison.loss_differs(other)
+    if away is None:
+        return NOTHING
+    text = f"{away.away:+.3g}"
+    if not away.real:
+        return Cell(f"{ABOUT}{text}", "dim")
+    return Cell(text, "bad" if away.away > 0 else "good")
+
+
 def _time(value: Spread | None, *, spread: bool) -> Cell:
     if value is None:
         return NOTHING

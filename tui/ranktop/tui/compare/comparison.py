@@ -8,6 +8,7 @@ from typing import Final
 
 from ranktop.tui.compare.align import Window, align
 from ranktop.tui.compare.comparable import Caveat, caveats
+from ranktop.tui.compare.losses import LossOfRun, compared, loss_differs
 from ranktop.tui.compare.plans import Row, plan_differences
 from ranktop.tui.compare.side import Loaded, Side, side
 from ranktop.tui.compare.spread import Difference, differ
@@ -27,6 +28,10 @@ class Comparison:
     window: Window
     caveats: tuple[Caveat, ...]
     plans: tuple[Row, ...]
+    losses: tuple[LossOfRun | None, ...] = ()
+    """Of each run; None where it tells none."""
+    loss_step: int | None = None
+    """The step at which they are compared."""
 
     @property
     def base(self) -> Side:
@@ -73,6 +78,11 @@ class Comparison:
         """Return how a time or the rate differs; None where one is missing or has too few steps."""
         return differ(self.base.times.get(name), other.times.get(name))
 
+    def loss_differs(self, other: Side) -> Difference | None:
+        """Return how the loss at the same step differs; None where one is missing or too few were told."""
+        found = dict(zip((one.letter for one in self.sides), self.losses, strict=False))
+        return loss_differs(found.get(self.base.letter), found.get(other.letter))
+
     def findings(self) -> list[tuple[Finding, str]]:
         """Return the findings with the letters of the runs that have them; those of all runs alike are left out."""
         found: dict[tuple[str, str, str], tuple[Finding, str]] = {}
@@ -98,4 +108,5 @@ def compare(runs: Sequence[Loaded], first: int | None = None, last: int | None =
             run.notes.append(f"it was restarted: its life {number} of {several}, with the most steps, is compared")
         if life.stride > 1:
             run.notes.append(f"it is long: every {life.stride}th step is compared")
-    return Comparison(sides, window, tuple(caveats(sides)), tuple(plan_differences(sides)))
+    step, losses = compared([life.losses for life in lives])
+    return Comparison(sides, window, tuple(caveats(sides)), tuple(plan_differences(sides)), losses, step)

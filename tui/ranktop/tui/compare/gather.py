@@ -8,6 +8,7 @@ from typing import Final
 
 from ranktop.budget.terms import Memory
 from ranktop.probes.reading import StepTimes
+from ranktop.tui.compare.losses import Losses
 from ranktop.tui.session.expected import allocated, peak_moment
 from ranktop.wire.schema import Body, Card, Header, Sample, Table
 
@@ -158,6 +159,7 @@ class Life:
     stride: int = 1
     """Only steps whose number it divides are kept."""
     ranks: dict[int, RankLife] = field(default_factory=dict)
+    losses: Losses = field(default_factory=Losses)
 
     @property
     def last(self) -> int:
@@ -202,6 +204,7 @@ class Gathered:
             return
         rank.steps = max(rank.steps, body.step)
         life.time(rank, body.steps)
+        life.losses.take(header.rank, body)
         if body.table is not None and not body.table.first:
             rank.peaks.add(body.table)
         if body.peak_allocated is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ranktop.budget.words import strategy_words
-from ranktop.tui.compare.cells import TableRow, memory_rows, memory_unit, time_rows
+from ranktop.tui.compare.cells import TableRow, loss_rows, memory_rows, memory_unit, time_rows
 from ranktop.tui.compare.comparison import Comparison
 from ranktop.tui.compare.small_print import findings, notes
 from ranktop.tui.compare.verdict import verdicts
@@ -29,6 +29,9 @@ def markdown(comparison: Comparison) -> str:
     times = time_rows(comparison)
     if times:
         parts.append(_numbers(comparison, "time", times, with_expected=False))
+    losses = loss_rows(comparison)
+    if losses:
+        parts.append(_numbers(comparison, "loss", losses, with_expected=False))
     if comparison.plans:
         rows = [[name, *(value or "–" for value in values)] for name, values in comparison.plans]
         parts.append(_table(["what differs", *(one.letter for one in comparison.sides)], rows))

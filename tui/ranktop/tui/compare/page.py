@@ -8,7 +8,7 @@ from typing import Final
 
 from ranktop.budget.planning.sizes import fold
 from ranktop.tui.compare.bars import Look, bars
-from ranktop.tui.compare.cells import memory_rows, memory_unit, time_rows
+from ranktop.tui.compare.cells import loss_rows, memory_rows, memory_unit, time_rows
 from ranktop.tui.compare.comparison import Comparison
 from ranktop.tui.compare.grid import table, what_differs
 from ranktop.tui.compare.small_print import findings, notes
@@ -38,6 +38,9 @@ def page(
     times = time_rows(comparison)
     if times:
         lines += [(), *table(comparison, "time", times, width, expected=False)]
+    losses = loss_rows(comparison)
+    if losses:
+        lines += [(), *table(comparison, "loss", losses, width, expected=False)]
     if comparison.plans:
         lines += [(), *what_differs(comparison, width)]
     told = findings(comparison)

@@ -35,14 +35,14 @@ def slots(width: int, now: float, span: float) -> tuple[float, float]:
     return (math.ceil(now / slot) - width) * slot, slot
 
 
-def buckets(ring: Ring, name: str, width: int, now: float, span: float) -> list[float]:
-    """Return the largest value in each slot of the last ``span`` seconds; NaN for none."""
+def buckets(ring: Ring, name: str, width: int, now: float, span: float, *, last: bool = False) -> list[float]:
+    """Return the largest value (``last``: the newest) in each slot of the last ``span`` seconds; NaN for none."""
     out = [math.nan] * max(0, width)
     start, slot = slots(width, now, span)
     for t, value in zip(ring.column("t"), ring.column(name), strict=True):
         at = int((t - start) / slot)
         if 0 <= at < width and not math.isnan(value):
-            out[at] = value if math.isnan(out[at]) else max(out[at], value)
+            out[at] = value if last or math.isnan(out[at]) else max(out[at], value)
     return _held(out)
 
 

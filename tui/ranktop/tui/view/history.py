@@ -108,19 +108,16 @@ def _line(
 ) -> list[Line]:
     width, height = size
     title, form = LINES[name]
-    values = buckets(ring, name, width, snapshot.now, span)
+    values = buckets(ring, name, width, snapshot.now, span, last=name == "loss")
     top = max((value for value in values if not math.isnan(value)), default=0.0)
     low = 0.0
     if name == "utilization":
         top = 100.0
+    label = form.format(top)
     if name == "loss":
         # Of a loss what counts is how it falls, and it may be negative: both ends are named.
         low = min((value for value in values if not math.isnan(value)), default=0.0)
+        label = f"{form.format(low)} to {label}"
         low -= 0.05 * (top - low)
     body = area([value - low for value in values], top - low, height - 2, options.glyphs, "spark")
-    label = form.format(top) if name != "loss" else f"{form.format(max(low, _least(values)))} to {form.format(top)}"
     return frame_chart(title, label, body, span, width)
-
-
-def _least(values: list[float]) -> float:
-    return min((value for value in values if not math.isnan(value)), default=0.0)

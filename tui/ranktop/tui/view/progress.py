@@ -29,7 +29,7 @@ ODD: Final = {"nan": "NaN", "inf": "infinite", "-inf": "-infinite"}
 
 def number(value: float) -> str:
     """Write a loss: four digits that count."""
-    return f"{value:.4g}"
+    return f"{value:#.4g}".rstrip(".")
 
 
 def rate_words(rate: Rate, glyphs: Glyphs) -> str:
@@ -91,7 +91,7 @@ def line(job: JobProgress, glyphs: Glyphs, width: int, *, ended: bool = False) -
         parts += [(text, "text") for text in _others(job, glyphs)]
         if _cells(parts[:MOST_WANTED]) <= width:
             break
-    while len(parts) > 1 and _cells(parts) > width:
+    while parts and _cells(parts) > width:
         parts.pop()
     spans: list[Span] = [(" ", "")]
     for at, span in enumerate(parts):
