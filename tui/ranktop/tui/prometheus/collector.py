@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -33,7 +32,7 @@ _FRESH: Final = 3.0
 class Collector:
     """Turns the follower's picture into metrics. Registered with a registry of its own."""
 
-    def __init__(self, follower: Follower, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, follower: Follower, wall: Callable[[], float]) -> None:
         self._follower = follower
         self._wall = wall
         try:

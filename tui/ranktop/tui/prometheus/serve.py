@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import socketserver
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -47,17 +48,17 @@ class _Handler(WSGIRequestHandler):
         """Log nothing."""
 
 
-def registry(follower: Follower) -> CollectorRegistry:
+def registry(follower: Follower, wall: Callable[[], float] = time.time) -> CollectorRegistry:
     """Return a registry of the jobs' metrics and of what the exporter itself costs."""
     found = CollectorRegistry(auto_describe=False)
-    found.register(Collector(follower))
+    found.register(Collector(follower, wall))
     ProcessCollector(registry=found)
     return found
 
 
-def application(follower: Follower) -> _App:
+def application(follower: Follower, wall: Callable[[], float] = time.time) -> _App:
     """Return the WSGI application. Nothing is compressed: on one machine that costs more than it saves."""
-    metrics: _App = make_wsgi_app(registry(follower), disable_compression=True)
+    metrics: _App = make_wsgi_app(registry(follower, wall), disable_compression=True)
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
