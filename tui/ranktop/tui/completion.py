@@ -125,8 +125,8 @@ class Planner(TyperCommand):
         from ranktop.tui.plan_flags import PlanFlags
 
         kind = PlanFlags if self.name == "plan" else Flags
-        flags = {spelled(each.name): str(each.metadata["help"]) for each in fields(kind)}
-        return [Word(flag, words) for flag, words in flags.items() if flag.startswith(incomplete)]
+        flags = (spelled(each.name) for each in fields(kind))
+        return [Word(flag) for flag in flags if flag.startswith(incomplete)]
 
 
 def planned(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -29,7 +29,7 @@ def _settings() -> Iterator[str]:
         yield f"[{section}]"
         for setting in SETTINGS:
             if setting.section == section:
-                yield f"# {setting.words}: {setting.kind.form}"
+                yield f"# {setting.told}"
                 yield f"{setting.key} = {written(setting.default)}"
         yield ""
 

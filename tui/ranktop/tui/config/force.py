@@ -151,8 +151,9 @@ def _read_variables(found: InForce, environ: Mapping[str, str]) -> None:
         if name in VARIABLES:
             _take(found, VARIABLES[name], text)
         elif name not in AGENT:
-            known = nearest(name, [*VARIABLES, *AGENT, CONFIG])
-            found.warnings.append(f"no variable is named {name!r}{known}")
+            known = [one.removeprefix(_OURS) for one in (*VARIABLES, *AGENT, CONFIG)]
+            like = nearest(name.removeprefix(_OURS), known).replace("mean ", f"mean {_OURS}")
+            found.warnings.append(f"no variable is named {name!r}{like}")
 
 
 def _take(found: InForce, setting: Setting, text: str) -> None:

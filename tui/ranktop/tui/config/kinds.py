@@ -103,7 +103,7 @@ class Number:
 class Text:
     """Words; nothing stands for none."""
 
-    form: str = "text"
+    form: str = ""
 
     def from_text(self, text: str) -> Any:
         """Read a variable; ValueError says what is wrong."""
@@ -122,7 +122,7 @@ class Text:
 class Texts:
     """A list of words; a variable holds them as a shell would read them."""
 
-    form: str = "a list of texts"
+    form: str = ""
 
     def from_text(self, text: str) -> Any:
         """Read a variable; ValueError says what is wrong."""

@@ -33,6 +33,11 @@ class Setting:
         return f"{self.section}.{self.key}"
 
     @property
+    def told(self) -> str:
+        """What it means and what it takes."""
+        return f"{self.words} ({self.kind.form})" if self.kind.form else self.words
+
+    @property
     def variable(self) -> str:
         """Its variable: ``RANKTOP_THEME``."""
         return f"RANKTOP_{(self.named or self.key).upper()}"
@@ -80,7 +85,7 @@ AGENT: Final = {
     "RANKTOP_STATE_DIR": "where recordings are written",
     "RANKTOP_JOB_NAME": "name of the job, instead of the script's",
     "RANKTOP_JOB_ID": "id of the job, instead of a hash",
-    "RANKTOP_DEVICE": "host, nvml:<uuid>, nvml:<index> or nvml:local_rank: report this device",
+    "RANKTOP_DEVICE": "host, nvml:UUID, nvml:INDEX or nvml:local_rank: report this device",
     "RANKTOP_GPM": "1: read GPM metrics too",
     "RANKTOP_HUB_LINGER": "seconds that a hub stays after its last rank (180)",
     "RANKTOP_RECORD": "off: no recording",

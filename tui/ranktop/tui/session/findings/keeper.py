@@ -113,7 +113,7 @@ def _explained(finding: Finding, limits: Limits) -> Finding:
     """Return a finding that says which of its rule's limits are not the usual ones."""
     changed = limits.of(finding.rule)
     facts = [
-        Evidence(f"limit {limit.name}, as configured", f"{limit.shown(value)}, by default {limit.shown(limit.default)}")
+        Evidence(f"limit {limit.name}", f"{limit.shown(value)} as configured, by default {limit.shown(limit.default)}")
         for limit, value in changed
     ]
     return replace(finding, evidence=(*finding.evidence, *facts)) if facts else finding
