@@ -45,8 +45,8 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Return README and every page under docs/."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """Return README, CONTRIBUTING and every page under docs/."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(path: Path) -> list[Block]:
