@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from ranktop.tui.session.rank_view import GONE, SILENT_INTERVALS, RankView
 from ranktop.tui.session.rings import Ring
+from ranktop.tui.session.stall import patience, step_age
 from ranktop.wire.progress import Progress, loss_step
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ PACE_STEPS: Final = 3
 """Steps in it, at least."""
 
 RATE_AGE: Final = 30.0
-"""Seconds for which a told rate stands, at least; three of the usual times between two losses where that is longer."""
+"""Seconds for which a told rate stands while it is not known how often losses come; three of these times else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +121,25 @@ def rate_of(view: RankView) -> Rate:
     sample, plan = view.sample, view.card.plan if view.card is not None else None
     if sample is None or view.stale or view.state in GONE:
         return Rate(reason="the rank says nothing now")
+    steps = [step for step in view.steps[-RATE_STEPS:] if step.seconds]
+    usual = median(step.seconds or 0.0 for step in steps) if steps else None
+    age = step_age(view)
+    if age is not None and age > patience(usual):
+        return Rate(reason=f"no step has finished for {age:.0f} s")
     progress = sample.progress
     if progress is not None and progress.tokens_per_second is not None:
-        limit = max(RATE_AGE, SILENT_INTERVALS * (progress.every or 0.0))
+        limit = RATE_AGE if progress.every is None else SILENT_INTERVALS * max(sample.interval, progress.every)
         if age_of(progress, "tokens_per_second", view.age) <= limit:
             return Rate(progress.tokens_per_second, "told", 1)
     if plan is None or not plan.batch.sequence_length:
         return Rate(reason="its inputs hold no sequence" if plan is not None else "no model has been seen yet")
-    steps = [step for step in view.steps[-RATE_STEPS:] if step.seconds]
     counted = [step for step in steps if step.tokens is not None]
     if counted:
         seconds = sum(step.seconds or 0.0 for step in counted)
         return Rate(sum(step.tokens or 0 for step in counted) / seconds, "inputs", 1)
     batch = plan.batch
-    if not steps or not batch.micro_batch or not batch.sequence_length:
+    if usual is None or not batch.micro_batch or not batch.sequence_length:
         return Rate(reason="no step has been timed yet" if not steps else "the batch is not known")
-    usual = median(step.seconds or 0.0 for step in steps)
     return Rate(batch.micro_batch * batch.sequence_length * plan.micro_batches / usual, "batch", 1)
 
 

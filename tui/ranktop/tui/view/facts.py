@@ -174,6 +174,7 @@ def _card_facts(card: Card) -> list[tuple[str, str]]:
     if card.inventory is not None and len(card.inventory):
         model += f", {short_count(_numel(card))} parameters in {count(len(card.inventory))} tensors"
     facts.append(("model", model or "not seen yet"))
+    facts.append(("trainer", card.trainer))
     plan = card.plan
     if plan is not None:
         facts.append(("strategy", strategy(plan)))

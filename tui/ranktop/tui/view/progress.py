@@ -82,14 +82,15 @@ def line(job: JobProgress, glyphs: Glyphs, width: int, *, ended: bool = False) -
     style = "bad bold" if one.odd else "dim" if one.stale and not ended else "bold"
     left = left_words(job)
     loss = loss_words(one, ended=ended, step_is_told=bool(left))
+    rate = one.progress.learning_rate
+    lr = [(f"lr {learning_rate_words(rate)}", "text")] if rate is not None else []
+    rest: list[Span] = [(text, "text") for text in _others(job, glyphs)]
     parts: list[Span] = []
-    for short in (0, 1):
-        first = [(forms[min(short, len(forms) - 1)], name) for forms, name in ((loss, style), (left, "text")) if forms]
-        rate = job.told.progress.learning_rate
-        lr = [] if rate is None else [(f"lr {learning_rate_words(rate)}", "text")]
-        parts = [*first[: len(first) - bool(left)], *lr, *first[len(first) - bool(left) :]]
-        parts += [(text, "text") for text in _others(job, glyphs)]
-        if _cells(parts[:MOST_WANTED]) <= width:
+    # What is left is shortened for the tokens' sake; whose loss it is goes only where nothing else would stand.
+    for said, of in ((loss[:1], left[:1]), (loss[:1], left[-1:]), (loss[-1:], left[-1:])):
+        parts = [*((text, style) for text in said), *lr, *((text, "text") for text in of), *rest]
+        wanted = MOST_WANTED if said == loss[:1] and of == left[:1] else 2
+        if _cells(parts[:wanted]) <= width:
             break
     while parts and _cells(parts) > width:
         parts.pop()

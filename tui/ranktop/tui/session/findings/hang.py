@@ -7,6 +7,7 @@ from typing import Final
 
 from ranktop.probes.reading import GroupPosition
 from ranktop.tui.session.findings.finding import Evidence, Finding
+from ranktop.tui.session.findings.limits import Limits
 from ranktop.tui.session.findings.pace import median
 from ranktop.tui.session.findings.pause import of as pause_of
 from ranktop.tui.session.findings.scene import Scene
@@ -19,11 +20,6 @@ from ranktop.tui.view.text import duration
 
 STACK_WITHIN: Final = 2.0
 """Seconds beyond patience that are given to a rank to say where it is: it may be saving a checkpoint."""
-
-LONG_ALONE: Final = 30.0
-GRAVE_ALONE: Final = 60.0
-"""Seconds after which ranks that stand while nobody waits for them are a warning, and more than that: they may be at
-work outside of the training, as a simulation or a preparation of data is."""
 
 NAMED: Final = 3
 """Ranks of which stack, position and device are told."""
@@ -55,7 +51,7 @@ def hang(scene: Scene) -> Iterable[Finding]:
         ranks = ()
     yield Finding(
         rule="hang",
-        severity=_severity(stall),
+        severity=_severity(stall, scene.limits),
         ranks=ranks,
         sentence=_sentence(scene, stall),
         short="holds up all" if ranks and stall.kind not in ("apart", "alone") else "stands" if ranks else "",
@@ -69,12 +65,12 @@ def hang(scene: Scene) -> Iterable[Finding]:
     )
 
 
-def _severity(stall: Stall) -> str:
+def _severity(stall: Stall, limits: Limits) -> str:
     if stall.kind == "stopped" and not stall.waiting:
         return "warning"  # Somebody has suspended the whole job.
-    if stall.kind != "alone" or stall.waiting or stall.age >= GRAVE_ALONE:
+    if stall.kind != "alone" or stall.waiting or stall.age >= limits["hang.alone_critical"]:
         return "critical"
-    return "warning" if stall.age >= LONG_ALONE else "info"
+    return "warning" if stall.age >= limits["hang.alone_warning"] else "info"
 
 
 def _confidence(stall: Stall, *, unheard: bool) -> str:
@@ -208,12 +204,12 @@ def _of_rank(view: RankView, group: str) -> Iterable[Evidence]:
     for position in positions_of(view):
         if not group or position.name == group:
             yield Evidence(f"{name}: enqueued in {_group(position)}", position.enqueued)
-        if view.sample.activity:
-            yield Evidence(f"{name}: by the script's word in", view.sample.activity)
             yield Evidence(f"{name}: completed in {_group(position)}", position.completed)
     if view.sample is not None:
         if view.sample.phase:
             yield Evidence(f"{name}: phase", view.sample.phase)
+        if view.sample.activity:
+            yield Evidence(f"{name}: by the script's word in", view.sample.activity)
         if view.sample.device.utilization is not None:
             gpu = _on_gpu(view)
             what = "GPU utilization" if gpu else "all CPUs of its node busy"

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from ranktop.tui.session.findings.finding import Evidence, Finding
+from ranktop.tui.session.findings.finding import Evidence, Finding, Plot
 from ranktop.tui.session.findings.scene import Scene
 from ranktop.tui.session.findings.words import ranks_words
-from ranktop.tui.session.progress import Told, told
+from ranktop.tui.session.progress import Told, losses, told
 from ranktop.tui.view.text import count
+
+PLOTTED: Final = 48
+"""Losses in a plot."""
 
 NAMED: Final = {"nan": "NaN", "inf": "infinite", "-inf": "minus infinite"}
 
@@ -20,13 +23,13 @@ def loss(scene: Scene) -> Iterable[Finding]:
     telling = [one for one in everyone if one.odd or one.loss is not None]
     odd = [one for one in telling if one.odd]
     if odd:
-        yield _now(odd, telling)
+        yield _now(odd, telling, scene)
     back = [one for one in telling if not one.odd and one.progress.bad_losses]
     if back and not odd:
         yield _before(back)
 
 
-def _now(odd: Sequence[Told], telling: Sequence[Told]) -> Finding:
+def _now(odd: Sequence[Told], telling: Sequence[Told], scene: Scene) -> Finding:
     what = " or ".join(sorted({NAMED.get(one.odd, one.odd) for one in odd}))
     steps = [one.progress.bad_since for one in odd if one.progress.bad_since is not None]
     step = min(steps, default=None)
@@ -57,7 +60,26 @@ def _now(odd: Sequence[Told], telling: Sequence[Told]) -> Finding:
         confidence="high",
         step=step,
         peers=others,
+        plot=_plot(odd[0].rank, finite.rank if finite is not None else None, scene),
     )
+
+
+def _plot(rank: int, other: int | None, scene: Scene) -> Plot | None:
+    """The last losses of the rank, with no value where it told no number, beside those of one whose are finite."""
+    own = _past(rank, scene)
+    beside = _past(other, scene) if other is not None else {}
+    steps = tuple(sorted({*own, *beside}))[-PLOTTED:]
+    if len(steps) < 2:
+        return None
+    lines = [(f"rank {rank}", tuple(own.get(step) for step in steps))]
+    if beside:
+        lines.append((f"rank {other}", tuple(beside.get(step) for step in steps)))
+    return Plot("loss", "step", "", steps, tuple(lines))
+
+
+def _past(rank: int, scene: Scene) -> dict[int, float]:
+    view = scene.snapshot.rank(rank)
+    return dict(zip(*losses(view.history if view is not None else None), strict=True))
 
 
 def _evidence(odd: Sequence[Told], finite: Told | None) -> Iterable[Evidence]:
@@ -67,8 +89,8 @@ def _evidence(odd: Sequence[Told], finite: Told | None) -> Iterable[Evidence]:
         yield Evidence(f"rank {one.rank}: losses told that are no number", one.progress.bad_losses)
     first = odd[0].progress
     if first.gradient_norm is not None or "gradient_norm" in first.not_finite:
-        norm = first.not_finite.get("gradient_norm") or first.gradient_norm
-        yield Evidence(f"rank {odd[0].rank}: gradient norm", norm)
+        said = first.not_finite.get("gradient_norm", "")
+        yield Evidence(f"rank {odd[0].rank}: gradient norm", NAMED.get(said) or first.gradient_norm)
     if first.learning_rate is not None:
         yield Evidence("learning rate", first.learning_rate)
     if finite is not None:

@@ -15,9 +15,6 @@ from ranktop.tui.session.findings.words import ranks_words
 from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.view.text import duration
 
-LONG: Final = 1800.0
-"""Seconds from which even a known pause is to be looked at."""
-
 USUAL: Final = 2
 """Earlier stands as long as this one from which it belongs to the job."""
 
@@ -83,7 +80,7 @@ def pause(scene: Scene) -> Iterable[Finding]:
     everyone = len(ranks) == sum(view.sample is not None and view.end is None for view in scene.snapshot.ranks)
     yield Finding(
         rule="pause",
-        severity="warning" if stall.age > LONG and found.what in _SHORT else "info",
+        severity="warning" if stall.age > scene.limits["pause.warning_seconds"] and found.what in _SHORT else "info",
         ranks=ranks,
         sentence=_sentence(scene, stall, found, ranks, everyone=everyone),
         short=_SHORT.get(found.what, ""),
