@@ -9,6 +9,7 @@ from pathlib import Path
 from fake_job import FakeSource, fsdp_job
 
 from ranktop.tui.app import run
+from ranktop.tui.cli import configure
 from ranktop.tui.session.source import Received, Reset
 
 
@@ -31,4 +32,8 @@ class LiveSource(FakeSource):
 
 
 if __name__ == "__main__":
-    sys.exit(run(LiveSource(Path(sys.argv[1]), sys.argv[2] == "hang"), theme="dark", ascii=False))
+    configured = sys.argv[2] == "configured"
+    if configured:
+        configure()
+    source = LiveSource(Path(sys.argv[1]), sys.argv[2] == "hang")
+    sys.exit(run(source, theme=None if configured else "dark", ascii=None if configured else False))

@@ -50,7 +50,7 @@ def test_without_a_file_all_is_by_default() -> None:
         found = read(environment)
         assert not found.values
         assert found.limits == DEFAULTS
-        assert not (found.errors or found.warnings or found.keymap)
+        assert (found.errors, found.warnings, found.keymap) == ([], [], {})
 
 
 def test_a_flag_goes_before_a_variable_before_the_file_before_the_default(
