@@ -1,4 +1,4 @@
-"""Jobs on meshes of four ranks, built as torchtitan builds them: what is shown, against what the script counts itself."""
+"""Jobs on meshes of four ranks, built as torchtitan does: what is shown, against what the script counts itself."""
 
 from __future__ import annotations
 
