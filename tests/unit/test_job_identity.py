@@ -102,3 +102,19 @@ def test_a_job_that_slurm_starts_again_is_another_run() -> None:
     job = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "2", "SLURM_JOB_ID": "7"}
     ids = {discover("train.py", {**job, **more}).job.id for more in ({}, {"SLURM_RESTART_COUNT": "1"})}
     assert len(ids) == 2
+
+
+def test_deepspeeds_launcher_is_named_and_its_jobs_on_one_node_are_told_apart_though_they_share_a_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    ranks |= {"CROSS_RANK": "0", "CROSS_SIZE": "1", "LOCAL_SIZE": "2"}
+    found = discover("train.py", ranks)
+    assert (found.job.launcher, found.rank, found.nodes) == ("deepspeed", 1, 1)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert discover("train.py", ranks).job.id != found.job.id
+    several = {**ranks, "CROSS_SIZE": "2"}
+    monkeypatch.undo()
+    before = discover("train.py", several).job.id
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert discover("train.py", several).job.id == before

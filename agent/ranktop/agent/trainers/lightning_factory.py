@@ -51,8 +51,8 @@ def _started_by_a_watched_rank() -> bool:
     """Whether Lightning's own launcher has started this process from a rank that has an agent."""
     if os.environ.get("RANKTOP_DISABLE", "") not in {"", "0"} or "LOCAL_RANK" not in os.environ:
         return False
-    from ranktop.agent.own_launcher import job_id_of, leader
+    from ranktop.agent.identity import discover
+    from ranktop.agent.own_launcher import leader
     from ranktop.wire.endpoints import job_directory
 
-    found = leader()
-    return found is not None and found != os.getpid() and job_directory(job_id_of(found)).is_dir()
+    return leader() not in (None, os.getpid()) and job_directory(discover("").job.id).is_dir()
