@@ -27,9 +27,10 @@ TOLERANCE = 0.02
 """malloc also serves Python and the libraries, and rounds to pages what it maps."""
 
 DEEPSPEED = """
-import torch, deepspeed
+import os, time, torch, deepspeed
 from deepspeed.ops import __compatible_ops__
 __compatible_ops__["deepspeed_shm_comm"] = False  # else it compiles an operator at start
+from ranktop.agent import annotate, report
 from ranktop.demo.gpt import GPT, GPTConfig
 config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3, "reduce_bucket_size": 5000,
           "stage3_param_persistence_threshold": 100}, "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True,
@@ -37,9 +38,14 @@ config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3,
 torch.manual_seed(0)
 model = GPT(GPTConfig(layers=2, hidden=64))
 engine, *_ = deepspeed.initialize(model=model, config=config, optimizer=torch.optim.AdamW(model.parameters()))
-for _ in range(4000):
+for step in range(1001, 5001):
     loss = engine(torch.randint(256, (2, 128))).float().logsumexp(-1).mean()
     engine.backward(loss); engine.step()
+    with annotate("tallying"):
+        report(step=step, total_steps=5000, loss=loss, learning_rate=engine.get_lr()[0], tokens=256)
+    if step == 1012:
+        with annotate("validation"):
+            while not os.path.exists("go on"): time.sleep(0.02)
 """
 
 
@@ -133,9 +139,21 @@ def test_deepspeed(tmp_path: Path, viewer: Viewer) -> None:
     (tmp_path / "train.py").write_text(DEEPSPEED)
     command = [*TORCHRUN, "--nproc-per-node", "2", *AGENT, "train.py"]
     with job(command, tmp_path, DS_ACCELERATOR="cpu"):
-        state = viewer.wait(lambda s: steps_done(s, 8), 90)
+        state = viewer.wait(lambda s: steps_done(s, 8) and all(r["activity"] == "validation" for r in s["ranks"]), 90)
+        (tmp_path / "go on").touch()
+        later = viewer.wait(lambda s: s["progress"]["step"] > 1020 and s["ranks"][0]["activity"] != "validation", 30)
     assert_exact(state)
     assert state["strategy"]["name"] == "zero3"
+    assert [rank["step"]["phase"] for rank in state["ranks"]] == ["eval", "eval"]
+    for told in (state["progress"], *(rank["progress"] for rank in state["ranks"])):
+        assert (told["step"], told["loss_step"], told["total_steps"], told["source"]) == (1012, 1012, 5000, "script")
+        assert 5 < told["loss"] < 7, "the logarithm of 256, and a little"
+        assert told["learning_rate"] == 1e-3
+    assert later["progress"]["loss_step"] == later["progress"]["step"]
+    assert all(0.2 < rank["rate"]["tokens_per_second"] * later["step_seconds"] / 256 < 5 for rank in later["ranks"])
+    told = viewer.session.snapshot().ranks[0].history
+    assert told is not None
+    assert told.last("loss_step") == later["progress"]["step"]
 
 
 def check_a_stopped_viewer_costs_the_job_nothing(viewer: Viewer) -> None:

@@ -190,6 +190,12 @@ def test_tokens_a_second_are_those_told_by_the_time_between(reports: Reports) ->
         NOW[0] += 0.1
         report(tokens=100)
     assert known(reports).tokens_per_second == pytest.approx(1000.0)
+    with annotate("validation"):
+        NOW[0] += 60.0
+    for _ in range(3):
+        NOW[0] += 0.1
+        report(tokens=100)
+    assert known(reports).tokens_per_second == pytest.approx(1000.0), "validation is no time of the training's"
 
 
 def test_eight_other_values_are_kept_under_clean_names(reports: Reports, capfd: pytest.CaptureFixture[str]) -> None:

@@ -163,12 +163,16 @@ class Reports:
             self._told["tokens_per_second"] = Told(rate, self._step, now)
 
     def left(self, what: str, thread: int) -> None:
-        """An activity of a thread has ended: validation and saving belong to no step, nor to waiting for data."""
+        """An activity of a thread has ended: validation and saving belong to no step, nor to the time of its tokens."""
         from ranktop.wire.activity import kind_of
 
         try:
+            if not kind_of(what):
+                return
+            if self._tokens:
+                self._tokens = deque([(_clock(), self._tokens[-1][1])])
             watch = self.watch()
-            if kind_of(what) and watch is not None and watch.recorder is not None and watch.thread == thread:
+            if watch is not None and watch.recorder is not None and watch.thread == thread:
                 watch.recorder.left_training()
         except Exception as error:
             self._complain(f"annotate: {type(error).__name__}, ignored")
