@@ -74,7 +74,7 @@ def export(listen: str, wanted: str | None = None) -> int:
         return _complain(f"cannot listen on {clean(listen)}: {_why(error)}", FAILED)
     gc.freeze()  # a scrape of many ranks makes as many objects again, which are gone at once
     gc.set_threshold(100_000, 50, 100)
-    _say(*serving.server_address[:2], wanted=wanted)
+    _say(host, serving.server_port, wanted=wanted)
     threads = (follower.run, serving.serve_forever)
     return _until_told(follower, threads)
 

@@ -29,14 +29,14 @@ class Sheet:
         if family.kind == "counter" and value < 0:
             return
         labels = {**who, **more} if more else who
-        self._of(family).append(Sample(name, labels, float(value)))  # type: ignore[arg-type]
+        self._of(family).append(Sample(name, labels, float(value)))
 
     def put_sum(self, name: str, who: Labels, total: Sum, /, **more: str) -> None:
         """Say a summary without quantiles."""
         labels = {**who, **more} if more else who
         samples = self._of(FAMILIES[name])
-        samples.append(Sample(f"{name}_count", labels, float(total.count)))  # type: ignore[arg-type]
-        samples.append(Sample(f"{name}_sum", labels, total.seconds))  # type: ignore[arg-type]
+        samples.append(Sample(f"{name}_count", labels, float(total.count)))
+        samples.append(Sample(f"{name}_sum", labels, total.seconds))
 
     def _of(self, family: Family) -> list[Sample]:
         found = self._samples.get(family.name)
