@@ -10,6 +10,7 @@ import pytest
 from doctor_machine import Machine, one
 
 from ranktop.tui.doctor import libraries, network, run_directory, terminal
+from ranktop.tui.doctor.configuration import look_at_configuration
 from ranktop.tui.doctor.scene import Scene
 from ranktop.wire.endpoints import take_lock
 
@@ -169,6 +170,29 @@ def test_links_are_named(tmp_path: Path) -> None:
 )
 def test_variables(tmp_path: Path, environ: dict[str, str], status: str, found: str) -> None:
     result = libraries.look_at_variables(Machine(tmp_path, environ).scene())
+    assert result.status == status
+    assert found in result.found
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "status", "found"),
+    [
+        (None, {}, "pass", "no file at"),
+        ("[dashboard]\ntheme = 'dark'\n", {}, "pass", "ranktop.toml"),
+        ("[dashboard]\nthem = 'dark'\n", {}, "fail", "ranktop.toml:2: [dashboard] has no 'them'; did you mean theme?"),
+        ("[dash", {}, "fail", "ranktop.toml:1: not TOML"),
+        (None, {"RANKTOP_THEEM": "x"}, "warn", "did you mean RANKTOP_THEME?"),
+        (None, {"RANKTOP_CONFIG": "off"}, "pass", "no file is read"),
+    ],
+)
+def test_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, environ: dict[str, str], status: str, found: str
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    if text is not None:
+        (tmp_path / "ranktop").mkdir()
+        (tmp_path / "ranktop" / "ranktop.toml").write_text(text)
+    result = look_at_configuration(Machine(tmp_path, environ).scene())
     assert result.status == status
     assert found in result.found
 

@@ -34,15 +34,19 @@ def fail(text: str, code: int) -> NoReturn:
     raise SystemExit(code)
 
 
-def configure() -> None:
-    """Put the configuration in force; one line and exit code 2 where it has errors: nothing starts half configured."""
+def configure(*, lenient: bool = False) -> None:
+    """Put the configuration in force; one line and exit code 2 where it has errors: nothing starts half configured.
+
+    ``lenient``: for a command that tells of them itself.
+    """
     from ranktop.tui.config import apply
     from ranktop.tui.config.reading import ConfigError
 
     try:
         apply()
     except ConfigError as error:
-        fail(str(error), USAGE)
+        if not lenient:
+            fail(str(error), USAGE)
 
 
 def main() -> None:

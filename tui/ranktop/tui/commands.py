@@ -18,8 +18,8 @@ from ranktop.tui.terminal import options as drawing
 if TYPE_CHECKING:
     from ranktop.wire.endpoints import Found, JobEntry
 
-UNCONFIGURED: Final = ("config", "doctor", "plan", "explain")
-"""Commands that work whatever the configuration says: two have no use for it, two tell what is wrong with it."""
+UNCONFIGURED: Final = ("config", "plan", "explain")
+"""Commands that work whatever the configuration says: two have no use for it, one tells what is wrong with it."""
 
 QUICK: Final = 0.05
 """Seconds that the first picture waits for a search to end: with one job there is nothing to choose."""
@@ -69,7 +69,7 @@ def dashboard(
 ) -> None:
     """Open the dashboard on the job that runs here; ask which if there are several, wait if there is none."""
     if context.invoked_subcommand not in UNCONFIGURED and not {"-h", "--help"} & set(sys.argv):
-        configure()
+        configure(lenient=context.invoked_subcommand == "doctor")
     if context.invoked_subcommand is not None:
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):

@@ -15,6 +15,29 @@ from ranktop.tui.terminal import options as drawing
 RUN = "FILE|JOB|HOST/JOB"
 
 
+Run = Annotated[
+    str | None,
+    typer.Argument(metavar=RUN, help="A recording's file, a job's id or name, here or there.", autocompletion=runs),
+]
+
+ServedJob = Annotated[
+    str | None,
+    typer.Option(
+        "--job", metavar="ID", help="Serve only this job (an id or its start, or a name).", autocompletion=jobs_here
+    ),
+]
+
+Form = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="csv|json|parquet|recording",
+        help="By default by --output's ending, or csv.",
+        autocompletion=one_of("csv", "json", "parquet", "recording"),
+    ),
+]
+
+
 def jobs(
     target: flags.MaybeTarget = None,
     json: Annotated[bool, typer.Option("--json", help="Print the documented JSON instead of a table.")] = False,
@@ -40,31 +63,15 @@ def jobs(
 
 
 def export(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar=RUN, help="A recording's file, a job's id or name, here or there.", autocompletion=runs),
-    ] = None,
+    run: Run = None,
     prometheus: Annotated[
         bool, typer.Option("--prometheus", help="Serve the live jobs of this machine as metrics instead.")
     ] = False,
     listen: Annotated[
         str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where to serve them (127.0.0.1:9400).")
     ] = None,
-    job: Annotated[
-        str | None,
-        typer.Option(
-            "--job", metavar="ID", help="Serve only this job (an id or its start, or a name).", autocompletion=jobs_here
-        ),
-    ] = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="csv|json|parquet|recording",
-            help="By default by --output's ending, or csv.",
-            autocompletion=one_of("csv", "json", "parquet", "recording"),
-        ),
-    ] = None,
+    job: ServedJob = None,
+    form: Form = None,
     output: Annotated[str, typer.Option("--output", metavar="FILE", help="- is standard output.")] = "-",
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
     first: Annotated[

@@ -81,12 +81,15 @@ CONFIG: Final = "RANKTOP_CONFIG"
 AGENT: Final = {
     "RANKTOP_DISABLE": "1: no agent",
     "RANKTOP_INTERVAL": "seconds between samples (1)",
-    "RANKTOP_RUN_DIR": "where sockets live",
-    "RANKTOP_STATE_DIR": "where recordings are written",
+    "RANKTOP_RUN_DIR": "where sockets live: a directory of yours with mode 0700 ($XDG_RUNTIME_DIR/ranktop, else "
+    "ranktop-UID in the temporary folder)",
+    "RANKTOP_STATE_DIR": "where recordings are written (~/.local/state/ranktop)",
     "RANKTOP_JOB_NAME": "name of the job, instead of the script's",
     "RANKTOP_JOB_ID": "id of the job, instead of a hash",
-    "RANKTOP_DEVICE": "host, nvml:UUID, nvml:INDEX or nvml:local_rank: report this device",
-    "RANKTOP_GPM": "1: read GPM metrics too",
+    "RANKTOP_DEVICE": "host, nvml:UUID (or its beginning), nvml:INDEX or nvml:local_rank: report this device instead "
+    "of the one that torch names",
+    "RANKTOP_GPM": "1: read GPM metrics too (SM, tensor and DRAM activity of Hopper and newer); they may disturb a "
+    "profiler",
     "RANKTOP_HUB_LINGER": "seconds that a hub stays after its last rank (180)",
     "RANKTOP_RECORD": "off: no recording",
     "RANKTOP_RECORD_BYTES": "largest recording (512 MiB)",

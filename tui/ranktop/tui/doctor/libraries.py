@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from ranktop.probes.device import chosen_by
 from ranktop.tui.doctor.check import Check, Result, failed, passed, skipped, warned
+from ranktop.tui.doctor.configuration import look_at_configuration
 from ranktop.tui.doctor.driver import report
 from ranktop.tui.doctor.scene import Scene, plural
 from ranktop.tui.doctor.trial import Trial
@@ -243,6 +244,7 @@ CHECKS = (
     Check("python.version", "Python", look_at_python),
     Check("python.libraries", "libraries", look_at_libraries),
     Check("python.variables", "variables", look_at_variables),
+    Check("python.configuration", "configuration", look_at_configuration),
     Check("python.torch", "torch", look_at_torch),
     Check("python.agent", "agent", look_at_agent),
 )
