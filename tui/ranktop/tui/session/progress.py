@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isnan
+from math import floor, isnan
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from ranktop.tui.session.rank_view import GONE, SILENT_INTERVALS, RankView
 from ranktop.tui.session.rings import Ring
-from ranktop.tui.session.stall import patience, step_age
+from ranktop.tui.session.stall import STALL_SECONDS, patience, step_age
 from ranktop.wire.progress import Progress, loss_step
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 RATE_STEPS: Final = 8
 """Steps over which tokens a second are averaged that a rank's inputs tell."""
+
+MANY: Final = 256
+"""Ranks beyond which the job's rate is not worked out for every frame."""
 
 PACE_SECONDS: Final = 900.0
 """Of the past by which the time that is left is reckoned: validation and saving are part of it."""
@@ -121,10 +124,9 @@ def rate_of(view: RankView) -> Rate:
     sample, plan = view.sample, view.card.plan if view.card is not None else None
     if sample is None or view.stale or view.state in GONE:
         return Rate(reason="the rank says nothing now")
-    steps = [step for step in view.steps[-RATE_STEPS:] if step.seconds]
-    usual = median(step.seconds or 0.0 for step in steps) if steps else None
     age = step_age(view)
-    if age is not None and age > patience(usual):
+    # Patience is no less than that; the usual step of every rank is a thing to work out only where it matters.
+    if age is not None and age > STALL_SECONDS and age > patience(_usual(view)):
         return Rate(reason=f"no step has finished for {age:.0f} s")
     progress = sample.progress
     if progress is not None and progress.tokens_per_second is not None:
@@ -133,21 +135,41 @@ def rate_of(view: RankView) -> Rate:
             return Rate(progress.tokens_per_second, "told", 1)
     if plan is None or not plan.batch.sequence_length:
         return Rate(reason="its inputs hold no sequence" if plan is not None else "no model has been seen yet")
+    steps = [step for step in view.steps[-RATE_STEPS:] if step.seconds]
     counted = [step for step in steps if step.tokens is not None]
     if counted:
         seconds = sum(step.seconds or 0.0 for step in counted)
         return Rate(sum(step.tokens or 0 for step in counted) / seconds, "inputs", 1)
-    batch = plan.batch
+    batch, usual = plan.batch, _usual(view)
     if usual is None or not batch.micro_batch or not batch.sequence_length:
         return Rate(reason="no step has been timed yet" if not steps else "the batch is not known")
     return Rate(batch.micro_batch * batch.sequence_length * plan.micro_batches / usual, "batch", 1)
+
+
+def _usual(view: RankView) -> float | None:
+    """Return the seconds of a usual step of a rank."""
+    known = [step.seconds for step in view.steps[-RATE_STEPS:] if step.seconds]
+    return median(known) if known else None
 
 
 _WEAKER: Final = ("told", "inputs", "batch")
 
 
 def rate_of_job(snapshot: Snapshot) -> Rate:
-    """Return the sum over the data-parallel ranks; those that share a batch (tensor, pipeline parallel) count once."""
+    """Return the sum over the data-parallel ranks; those that share a batch (tensor, pipeline parallel) count once.
+
+    Of a job of many ranks it is worked out once a second.
+    """
+    if len(snapshot.ranks) <= MANY:
+        return _rate_of_job(snapshot)
+    turn = floor(snapshot.now)
+    kept: tuple[int, Rate] | None = snapshot.memory.get("rate")
+    if kept is None or kept[0] != turn:
+        kept = snapshot.memory["rate"] = (turn, _rate_of_job(snapshot))
+    return kept[1]
+
+
+def _rate_of_job(snapshot: Snapshot) -> Rate:
     if snapshot.state != "running":
         return Rate(reason=f"the job is not running: {snapshot.state}")
     found: dict[object, list[Rate]] = {}
