@@ -180,7 +180,10 @@ def check_directory(path: Path) -> None:
         raise RunDirectoryError(f"{path} is not a directory: remove it or set RANKTOP_RUN_DIR")
     if status.st_uid != os.geteuid():
         owner = _user_name(status.st_uid)
-        raise RunDirectoryError(f"{path} belongs to user {owner}: refused; {_ADVICE}")
+        # A volume of a container's: within it there can be a directory of this user's.
+        volume = status.st_uid == 0 and os.access(path, os.W_OK)
+        within = f"{_ADVICE}, {path / 'ranktop'} for one" if volume else _ADVICE
+        raise RunDirectoryError(f"{path} belongs to user {owner}: refused; {within}")
     if stat.S_IMODE(status.st_mode) & 0o777 != 0o700:
         mode = stat.S_IMODE(status.st_mode)
         raise RunDirectoryError(f"{path} has mode {mode:04o}, not 0700: chmod 700 {shlex.quote(str(path))}")

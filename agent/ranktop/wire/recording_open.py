@@ -17,6 +17,9 @@ _LIMIT_LENGTH: Final = 0
 """``SQLITE_LIMIT_LENGTH``: bytes of a row."""
 _LONGEST: Final = 64 * 1024 * 1024
 
+FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
+"""The kernel's own (include/linux/proc_ns.h, PROC_PID_INIT_INO); every other belongs to a container."""
+
 
 def connect(path: Path) -> sqlite3.Connection:
     """Return a connection that only reads; RecordingError."""
@@ -59,10 +62,16 @@ def _limit(connection: sqlite3.Connection) -> None:
 
 
 def boot_id() -> str:
-    """Return what names this machine's present start, over which its monotonic clock runs."""
+    """Return what names this machine's present start, over which its monotonic clock runs, and its processes' ids.
+
+    Containers of one pod have the host name in common, but not these.
+    """
+    name, space = socket.gethostname(), FIRST_PID_NAMESPACE
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-    return socket.gethostname()
+        name = file.read().strip()
+    with contextlib.suppress(OSError):
+        space = os.readlink("/proc/self/ns/pid")
+    return name if space == FIRST_PID_NAMESPACE else f"{name} {space}"
 
 
 def here() -> tuple[str, str]:
