@@ -203,4 +203,5 @@ class Scripted(Keeper):
         for finding in self._job.findings:
             since = self._told.setdefault(finding.key, snapshot.now)
             found.append(replace(finding, since=since if finding.since is None else finding.since))
+        self.kinds = frozenset(finding.rule for finding in found)
         return tuple(sorted(found, key=lambda one: (-one.gravity, one.since or 0.0, one.ranks, one.rule)))

@@ -72,11 +72,11 @@ class Keeper:
         self._since = since
         self.kinds = frozenset(finding.rule for finding in found)
         dated = [
-            _explained(_dated(finding, *since[finding.key]), self.limits) for finding in found if self._told(finding)
+            _explained(_dated(finding, *since[finding.key]), self.limits) for finding in found if self._wanted(finding)
         ]
         return tuple(sorted(dated, key=lambda one: (-one.gravity, one.since or 0.0, one.ranks, one.rule)))
 
-    def _told(self, finding: Finding) -> bool:
+    def _wanted(self, finding: Finding) -> bool:
         """Whether a person wants to know. What a rule that is not told explains is no news either."""
         floor = self.limits.floors.get(finding.rule, SEVERITIES[0])
         return finding.rule not in self.limits.off and finding.gravity >= SEVERITIES.index(floor)
