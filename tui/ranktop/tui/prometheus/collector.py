@@ -111,6 +111,8 @@ def _findings(sheet: Sheet, job: Labels, now: JobNow) -> None:
         about.setdefault(key, set()).update(finding.ranks)
     for rule in RULES:
         for severity in SEVERITIES:
+            if not now.snapshot.limits.tells(rule, severity):
+                continue  # by the configuration: 0 would say that it was looked for
             key = rule, severity
             sheet.put("ranktop_finding_active", job, found[key], rule=rule, severity=severity)
             if key in about:

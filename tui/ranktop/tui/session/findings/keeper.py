@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ranktop.tui.session.findings.explained import unexplained
-from ranktop.tui.session.findings.finding import SEVERITIES, Evidence, Finding
+from ranktop.tui.session.findings.finding import Evidence, Finding
 from ranktop.tui.session.findings.limits import Limits, in_force
 from ranktop.tui.session.findings.rules import RULES, Rule
 from ranktop.tui.session.findings.scene import Key, Scene, scene
@@ -71,15 +71,10 @@ class Keeper:
         since = {finding.key: self._began(finding, here) for finding in found}
         self._since = since
         self.kinds = frozenset(finding.rule for finding in found)
-        dated = [
-            _explained(_dated(finding, *since[finding.key]), self.limits) for finding in found if self._wanted(finding)
-        ]
+        # What a rule that is not told explains is no news either: it is left out only now.
+        told = [finding for finding in found if self.limits.tells(finding.rule, finding.severity)]
+        dated = [_explained(_dated(finding, *since[finding.key]), self.limits) for finding in told]
         return tuple(sorted(dated, key=lambda one: (-one.gravity, one.since or 0.0, one.ranks, one.rule)))
-
-    def _wanted(self, finding: Finding) -> bool:
-        """Whether a person wants to know. What a rule that is not told explains is no news either."""
-        floor = self.limits.floors.get(finding.rule, SEVERITIES[0])
-        return finding.rule not in self.limits.off and finding.gravity >= SEVERITIES.index(floor)
 
     def _began(self, finding: Finding, here: Scene) -> tuple[float | None, int | None]:
         """Return the earliest (time, step) told since it stands: the windows that rules look back on move on.

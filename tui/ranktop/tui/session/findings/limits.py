@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from ranktop.tui.session.findings.finding import SEVERITIES
+
 MIB: Final = 1024**2
 
 RULE_NAMES: Final = (
@@ -98,6 +100,11 @@ class Limits:
         """Return a limit by ``rule.key``; KeyError for a name that there is not."""
         limit = BY_NAME[name]
         return self.changed.get(name, limit.default)
+
+    def tells(self, rule: str, severity: str) -> bool:
+        """Whether a person wants to know of such findings."""
+        floor = self.floors.get(rule, SEVERITIES[0])
+        return rule not in self.off and SEVERITIES.index(severity) >= SEVERITIES.index(floor)
 
     def of(self, rule: str) -> tuple[tuple[Limit, float], ...]:
         """Return the changed limits of a rule with their values."""
