@@ -299,7 +299,7 @@ def test_a_script_that_calls_no_module_is_not_searched_at_every_step(
         searches.append(1)
         return []
 
-    monkeypatch.setattr(watch._roots, "roots", none_found)
+    monkeypatch.setattr(watch.roots, "roots", none_found)
     for _ in range(100):
         model.forward(torch.ones(2, 8)).sum().backward()
         optimizer.step()

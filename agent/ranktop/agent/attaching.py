@@ -128,6 +128,13 @@ def attach_to(model: nn.Module | None, optimizers: Iterable[Optimizer]) -> None:
         say(f"not attached, training goes on without it: {_words(error)}")
 
 
+def look_into(model: nn.Module) -> None:
+    """Watch the parts of a model that a trainer never calls itself, from their first call on."""
+    if _agent is not None and _agent.watch is not None:
+        _agent.watch.roots.add(model)
+        _agent.watch.roots.descend(model)
+
+
 def followed() -> nn.Module | None:
     """Return the model that is watched in this process, as it is called; None while there is none."""
     watch = _agent.watch if _agent is not None else None

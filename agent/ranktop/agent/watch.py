@@ -79,7 +79,7 @@ class Watch:
         self.allocator = host_allocator
         """Given before a device is known, so that its baseline is taken early; replaced for a GPU."""
         self._skim = Skim()
-        self._roots = RootTracker(self, self._skim)
+        self.roots = RootTracker(self, self._skim)
         self._primary: weakref.ref[nn.Module] | None = None
         self.thread: int | None = None
         """The thread that trains the watched model. Another one's backward changes gradients at any time, so nothing
@@ -105,7 +105,7 @@ class Watch:
 
     def install(self) -> None:
         """Put the hooks in place; torch has been imported."""
-        self._roots.install()
+        self.roots.install()
         self._handles = [
             register_optimizer_step_pre_hook(self._optimizer_begin),
             register_optimizer_step_post_hook(self._optimizer_end),
@@ -118,13 +118,13 @@ class Watch:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._roots.remove()
+        self.roots.remove()
 
     def follow(self, model: nn.Module | None, optimizers: Iterable[Optimizer]) -> None:
         """Watch what a script has named, or what has been wrapped around it: only that is called."""
         if model is not None:
-            model = next((root for root in self._roots.roots() if wraps(root, model)), model)
-            self._roots.add(model)
+            model = next((root for root in self.roots.roots() if wraps(root, model)), model)
+            self.roots.add(model)
             self._become_primary(model)
         for optimizer in optimizers:
             self._know(optimizer, None)
@@ -282,7 +282,7 @@ class Watch:
             known = (
                 primary is not None
                 and not any(id(p) in ids for p in primary.parameters())
-                and any(id(p) in ids for root in self._roots.roots() if root is not primary for p in root.parameters())
+                and any(id(p) in ids for root in self.roots.roots() if root is not primary for p in root.parameters())
             )
             self._foreign.set(optimizer, known)
         return known
@@ -331,9 +331,9 @@ class Watch:
             return
         self._search_at = 2 * self._searched
         ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for root in self._roots.roots():
-            if not self._roots.called(root) and any(id(p) in ids for p in root.parameters()):
-                self._roots.descend(root)
+        for root in self.roots.roots():
+            if not self.roots.called(root) and any(id(p) in ids for p in root.parameters()):
+                self.roots.descend(root)
 
     def _ready(self) -> StepRecorder:
         """Return the recorder, made when the primary root first runs: only then its device is certain."""

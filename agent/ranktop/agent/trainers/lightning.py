@@ -122,12 +122,15 @@ class RanktopCallback(_base()):  # type: ignore[misc]
             self._pusher = Pusher(self._push, writer=lambda: _writer(trainer))
 
     def _follow(self, trainer: Any, pl_module: Any) -> None:
-        """A wrapper is what is called; a bare LightningModule is not, its parts are."""
+        """A wrapper is what is called; a bare LightningModule is not, but by itself: its parts are."""
         from ranktop.agent import attach
+        from ranktop.agent.attaching import look_into
 
-        parts = [child for child in pl_module.children() if any(True for _ in child.parameters())]
-        bare = trainer.model is pl_module
-        attach(max(parts, key=_size) if bare and parts else trainer.model, *trainer.optimizers)
+        if trainer.model is pl_module:
+            look_into(pl_module)
+            attach(None, *trainer.optimizers)
+        else:
+            attach(trainer.model, *trainer.optimizers)
 
     @_harmless
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -249,10 +252,10 @@ class AutomaticRanktopCallback(RanktopCallback):
     """What the entry points give every Trainer where an agent runs; beside an explicit one it stays silent."""
 
     def _follow(self, trainer: Any, pl_module: Any) -> None:
-        """The hooks have found the model by themselves, but in a rank that Lightning has started without an agent."""
+        """The hooks find a wrapper by themselves, but in a rank that Lightning has started without an agent."""
         from ranktop.agent.attaching import started_late
 
-        if started_late():
+        if started_late() or trainer.model is pl_module:
             super()._follow(trainer, pl_module)
 
 
@@ -328,10 +331,6 @@ def _named(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def _size(module: Any) -> int:
-    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
 def _writer(trainer: Any) -> Any:
