@@ -69,7 +69,8 @@ def test_all_ranks_are_printed_with_the_label_and_nothing_is_left(tmp_path: Path
     assert lines[0].startswith("SIMULATED, nothing here was measured: simulated-llama-8b (sim-")
     assert "FSDP2 full shard" in lines[0]
     assert "4/4 ranks" in lines[0]
-    rows = [line.split() for line in lines[2:6]]
+    assert lines[1].startswith("loss 1"), "that of a guess among 128,256 tokens is 11.8"
+    rows = [line.split() for line in lines[3:7]]
     assert [row[0] for row in rows] == ["0", "1", "2", "3"]
     for row in rows:
         assert row[9] == "0.0", "measured equals expected"
