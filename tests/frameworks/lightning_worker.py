@@ -27,7 +27,7 @@ KIND = sys.argv[1]
 BATCH, SEQUENCE, VOCABULARY = 4, 16, 64
 
 
-class Lit(lightning.LightningModule):
+class Lit(lightning.LightningModule):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.model = GPT(GPTConfig(VOCABULARY, SEQUENCE, 2, 4, 32))
@@ -59,7 +59,7 @@ class Lit(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-class Until(Callback):
+class Until(Callback):  # type: ignore[misc]
     """Stops all ranks at the same step once ``over`` is there."""
 
     def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
@@ -68,7 +68,7 @@ class Until(Callback):
         trainer.should_stop = bool(over.item())
 
 
-class StandIn(CUDAAccelerator):
+class StandIn(CUDAAccelerator):  # type: ignore[misc]
     """The CPU, for strategies that Lightning lets run on CUDA only."""
 
     def setup_device(self, device: Any) -> None:

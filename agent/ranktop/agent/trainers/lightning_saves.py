@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from types import MethodType
 from typing import Any, Final
@@ -43,4 +44,4 @@ class Saving:
 
     def __reduce__(self) -> tuple[Any, ...]:
         trainer = self._trainer()
-        return MethodType, (getattr(type(trainer), METHOD), trainer)
+        return functools.partial, (getattr(type(trainer), METHOD), trainer)

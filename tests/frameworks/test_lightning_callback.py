@@ -1,0 +1,154 @@
+"""Lightning's callback within one process: it never costs the training anything, and leaves no trace."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
+
+from ranktop.agent import progress
+from ranktop.agent.lightning import RanktopCallback
+from ranktop.agent.trainers import lightning as told_lightning
+from ranktop.agent.trainers import told
+from ranktop.agent.trainers.lightning import AutomaticRanktopCallback
+from ranktop.agent.trainers.lightning_saves import Saving
+
+
+class Lit(lightning.LightningModule):  # type: ignore[misc]
+    """Looks at what is told from within its own steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.doing: list[str] = []
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        return self.layer(batch).square().mean() + 2.0
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.note()
+        self.log("val_loss", 7.0)
+
+    def on_save_checkpoint(self, checkpoint: Any) -> None:
+        self.note()
+
+    def note(self) -> None:
+        reports = progress.current
+        self.doing.append(reports.activity(None) if reports is not None else "")
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.25)
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> progress.Reports:
+    made = progress.Reports()
+    monkeypatch.setenv("RANKTOP_DISABLE", "1")  # no real agent here: what is told ends in ``made``
+    monkeypatch.setattr(progress, "current", made)
+    return made
+
+
+def trainer(directory: Path, *callbacks: Any, **options: Any) -> lightning.Trainer:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
+    saves = ModelCheckpoint(directory, save_weights_only=True)
+    return lightning.Trainer(
+        max_epochs=2, accumulate_grad_batches=3, callbacks=[*callbacks, saves], **{**quiet, **options}
+    )
+
+
+def loader() -> DataLoader[Any]:
+    return DataLoader(torch.ones(12, 4), batch_size=2)  # type: ignore[arg-type]
+
+
+def names(made: lightning.Trainer) -> list[str]:
+    return [type(each).__name__ for each in made.callbacks if "Ranktop" in type(each).__name__]
+
+
+def test_without_an_agent_a_trainer_has_no_callback_of_ours(tmp_path: Path) -> None:
+    assert names(trainer(tmp_path)) == []
+
+
+def test_what_is_told_of_a_fit(tmp_path: Path, reports: progress.Reports) -> None:
+    model, made = Lit(), trainer(tmp_path, RanktopCallback())
+    assert names(made) == ["RanktopCallback", "AutomaticRanktopCallback"]
+    made.fit(model, loader(), loader())
+    found = reports.progress()
+    assert found is not None
+    assert (found.source, found.step, found.total_steps, found.epoch) == ("lightning", 4, 4, 2.0)
+    assert (found.learning_rate, found.values["val_loss"]) == (0.25, 7.0)
+    assert found.loss is not None
+    assert found.loss >= 2.0, "the loss of a micro-batch, not its third"
+    assert set(model.doing) == {"validation", "save"}
+    assert "save_checkpoint" not in vars(made)
+    assert told() is None, "the Trainer has ended, and its word with it"
+
+
+def test_an_error_of_ours_ends_the_telling_and_nothing_else(
+    tmp_path: Path, reports: progress.Reports, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_: Any) -> Any:
+        raise RuntimeError("another version")
+
+    monkeypatch.setattr(told_lightning, "told_of", broken)
+    made = trainer(tmp_path)
+    made.fit(Lit(), loader(), loader())
+    assert made.global_step == 4
+    assert capsys.readouterr().err.count("another version") == 1
+    assert reports.activities == {}
+
+
+def test_an_error_of_the_script_leaves_no_activity_behind(tmp_path: Path, reports: progress.Reports) -> None:
+    class Failing(Lit):
+        def validation_step(self, batch: Any, index: int) -> None:
+            raise ValueError("the script's own")
+
+    made = trainer(tmp_path)
+    with pytest.raises(ValueError, match="the script's own"):
+        made.fit(Failing(), loader(), loader())
+    assert reports.activities == {}
+    assert "save_checkpoint" not in vars(made)
+
+
+def test_a_callback_goes_along_with_a_trainer_that_is_pickled_for_spawned_ranks() -> None:
+    for kind in (RanktopCallback, AutomaticRanktopCallback):
+        again = pickle.loads(pickle.dumps(kind(push="tensorboard")))
+        assert type(again) is kind
+        assert again.state_dict() == {}
+
+
+class Saver:
+    """Has the one method that is stood before."""
+
+    def __init__(self) -> None:
+        self.saved: list[str] = []
+
+    def save_checkpoint(self, path: str) -> str:
+        self.saved.append(path)
+        return path
+
+
+def test_a_copy_of_a_trainer_saves_itself() -> None:
+    first = Saver()
+    saving = Saving(first)
+    again, pickled = copy.deepcopy(first), pickle.loads(pickle.dumps(first))
+    for each, path in ((first, "a"), (again, "b"), (pickled, "c")):
+        assert each.save_checkpoint(path) == path
+    assert (first.saved, again.saved, pickled.saved) == (["a"], ["b"], ["c"])
+    saving.remove()
+    assert "save_checkpoint" not in vars(first)
+
+
+def test_a_scripts_own_method_is_kept() -> None:
+    first = Saver()
+    first.save_checkpoint = lambda path: "own " + path  # type: ignore[method-assign]
+    saving = Saving(first)
+    assert first.save_checkpoint("a") == "own a"
+    saving.remove()
+    assert first.save_checkpoint("a") == "own a"
