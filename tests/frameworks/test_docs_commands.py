@@ -3,7 +3,7 @@
 A comment above a block tells what is special about it:
 
     <!-- not run: reason -->                   it is skipped with the reason, which pytest lists
-    <!-- run by tests/file.py::test_name -->   another test runs it; that test must exist
+    <!-- run by tests/file.py::test_name -->   another test runs it (or several: a, b); it must exist
     <!-- exit codes: 0, 1 (why) -->            of its last command, where 0 is not the only one
     <!-- output -->                            this block is what the block of commands before it prints last; a line
                                                "..." stands for lines that are left out, within a
@@ -66,12 +66,12 @@ def opens_a_screen(command: str) -> bool:
 def left_to_others(block: Block) -> bool:
     """Return whether another test runs it, which must exist; skips a block that says why it is not run."""
     if "run by" in block.said:
-        file, _, name = block.said["run by"].partition("::")
-        path = ROOT / file
-        assert path.is_file(), f"{block.name}: there is no {file}"
-        assert re.search(rf"^ *(async )?def {re.escape(name)}\(", path.read_text(), re.MULTILINE), (
-            f"no {name} in {file}"
-        )
+        for test in block.said["run by"].split(", "):
+            file, _, name = test.partition("::")
+            path = ROOT / file
+            assert path.is_file(), f"{block.name}: there is no {file}"
+            known = re.search(rf"^ *(async )?def {re.escape(name)}\(", path.read_text(), re.MULTILINE)
+            assert known, f"{block.name}: no {name} in {file}"
         return True
     if "not run" in block.said:
         assert len(block.said["not run"]) > 10, f"{block.name}: not run, and no reason"
