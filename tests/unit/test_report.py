@@ -325,6 +325,32 @@ def test_a_device_that_hangs_fills_its_slots_and_no_more(reader: Reader) -> None
     assert len(reader._flights) == SLOTS
 
 
+def test_two_threads_that_collect_take_each_value_once_and_none_before_its_time(reader: Reader) -> None:
+    """Between its look at the first flight and its taking it, another thread may have taken that one."""
+    taken: list[float] = []
+    reader._send("loss", OnGpu(1.0), taken.append, gpu())
+
+    class Late(Event):
+        def query(self) -> bool:
+            if reader._flights and len(taken) < 2:
+                Event.passed = True
+                reader.collect()
+                Event.passed = False
+            return False
+
+    reader._flights.appendleft(reader._flights.pop()._replace(event=Late()))
+    reader._send("gradient_norm", OnGpu(2.0), taken.append, gpu())
+    reader.collect()
+    assert taken == [2.0]
+    assert len(reader._flights) == 1
+
+
+def test_a_value_that_comes_late_from_a_gpu_does_not_replace_a_newer_one(reports: Reports) -> None:
+    report(step=5, loss=2.0)
+    reports._take("loss", 9.0, 4, NOW[0] - 1.0)
+    assert (known(reports).loss, loss_step(known(reports))) == (2.0, 5)
+
+
 def test_nothing_is_copied_into_a_graph_that_is_being_captured(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     reader._send("loss", OnGpu(1.0), lambda value: None, gpu(capturing=True))
     assert not reader.waiting

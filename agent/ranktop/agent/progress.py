@@ -117,6 +117,9 @@ class Reports:
             self._complain(f"report: {name} {why}, ignored", name)
 
     def _take(self, name: str, value: float, step: int | None, at: float) -> None:
+        last = self._told.get(name)
+        if last is not None and last.at > at:
+            return  # A newer one, that did not have to come from a GPU, was faster.
         if name == "loss":
             self._loss(value, step, at)
         if name in FIELDS:

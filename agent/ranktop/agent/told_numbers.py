@@ -17,6 +17,10 @@ SLOTS: Final = 32
 """Values on their way at the same time, at most; further ones are left out until some have arrived."""
 
 
+MOST_NAMES: Final = 64
+"""Names of values on a GPU that are remembered."""
+
+
 def whole(value: Any) -> int | None:
     """Return a count of steps as an integer; None for what is none."""
     number, _ = plain(value)
@@ -41,6 +45,8 @@ class _Flight(NamedTuple):
     """A value on its way: where it will be, the event after its copy, and who takes it."""
 
     slot: int
+    place: Any
+    """Of the locked memory: threads that send their first values at the same time may have one each."""
     event: Any
     take: Callable[[float], None]
 
@@ -84,32 +90,39 @@ class Reader:
     def _send(self, name: str, tensor: Any, take: Callable[[float], None], torch: Any) -> None:
         """Have the device copy the value behind what it is doing, and go on at once."""
         now = self._clock()
-        if now - self._sent.get(name, -SPACING) < SPACING or torch.cuda.is_current_stream_capturing():
+        last = self._sent.get(name)
+        too_many = last is None and len(self._sent) >= MOST_NAMES
+        if too_many or (last is not None and now - last < SPACING) or torch.cuda.is_current_stream_capturing():
             return
         if not self._free:
             self.collect()
         if not self._free:
             return
-        if self._pinned is None:
+        pinned = self._pinned
+        if pinned is None:
             # Once: to lock host memory makes the device end what it is doing before it begins anything new.
-            self._pinned = torch.empty(SLOTS, dtype=torch.float64, pin_memory=True)
+            pinned = self._pinned = torch.empty(SLOTS, dtype=torch.float64, pin_memory=True)
         self._sent[name] = now
         slot = self._free.pop()
-        # ``detach`` alone would let go of the graph; the copy on the device is safe from changes in place.
-        self._pinned[slot].copy_(tensor.detach().reshape(()).to(torch.float64), non_blocking=True)
+        place = pinned[slot]
+        place.copy_(tensor.detach().reshape(()).to(torch.float64), non_blocking=True)
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(tensor.device))
-        self._flights.append(_Flight(slot, event, take))
+        self._flights.append(_Flight(slot, place, event, take))
 
     def collect(self) -> None:
         """Hand over what has arrived; in a thread of the script, for none may ask while another captures a graph."""
         torch = sys.modules.get("torch")
         if not self._flights or torch is None or torch.cuda.is_current_stream_capturing():
             return
-        while self._flights and self._flights[0].event.query():
+        while self._flights:
+            # Taken out before it is asked about: another thread may do the same, and each value is one's own.
             flight = self._flights.popleft()
+            if not flight.event.query():
+                self._flights.appendleft(flight)
+                return
             with torch._C.DisableTorchFunction():
-                value = float(self._pinned[flight.slot].item())
+                value = float(flight.place.item())
             self._free.append(flight.slot)
             flight.take(value)
 
