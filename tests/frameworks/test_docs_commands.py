@@ -225,3 +225,13 @@ def test_commands_within_sentences_have_the_flags_that_they_name() -> None:
                 continue
             for flag in re.findall(r"--[a-z][a-z-]+", rest):
                 assert flag in known | {"--help"}, f"{page.name}: `ranktop {name}` takes no {flag}"
+
+
+def test_the_counted_bytes_of_a_page_are_those_of_the_cases() -> None:
+    table = (ROOT / "tests" / "data" / "budget_cases.json").read_text(encoding="utf-8")
+    rows = re.findall(r"\| ([\d ]+) \| (\d{4}) \|$", (ROOT / "docs" / "the-4.5x-rule.md").read_text(), re.MULTILINE)
+    assert len(rows) == 6
+    for counted, case in rows:
+        found = re.search(rf'"id": "{case}".*"value": (\d+)', table)
+        assert found is not None
+        assert found[1] == counted.replace(" ", "")
