@@ -29,6 +29,7 @@ import pytest
 import yaml
 from docs_pages import LANGUAGES, PROGRAMS, ROOT, SHELL, Block, anchors, blocks, commands, links, pages, prose
 from docs_place import Place, place
+from sshd import why_not
 
 BLOCKS = [block for page in pages() for block in blocks(page)]
 SCREENS = re.compile(r"ranktop( --?\w.*| (watch|replay|simulate|demo)\b.*)?")
@@ -94,6 +95,15 @@ def test_the_block_runs(block: Block, prepared: Place) -> None:
         run_commands(block, here)
 
 
+def not_here(command: str) -> str:
+    """Return what this machine lacks for a command; empty when nothing."""
+    if re.search(r"\bjq\b", command) and shutil.which("jq") is None:
+        return "no jq on this machine"
+    if re.search(r"\b(gpu0\d|login)\b", bare(command)):
+        return why_not()
+    return ""
+
+
 PRINTED: dict[str, str] = {}
 """Block -> what its last command has printed."""
 
@@ -105,13 +115,12 @@ def run_commands(block: Block, here: Place) -> str:
     every, done = commands(block.text), None
     for command in every:
         allowed = block.codes if command is every[-1] else {0}
+        if missing := not_here(command):
+            pytest.skip(f"not run: {missing}")
         if opens_a_screen(command) and not (command is every[-1] and block.name in SHOWN):
             code, shown = here.look(bare(command))
             assert " quit" in shown or code not in (0,), f"{command}\nno screen:\n{shown}"
         else:
-            for program in ("jq",):
-                if re.search(rf"\b{program}\b", command) and shutil.which(program) is None:
-                    pytest.skip(f"not run: no {program} on this machine")
             done = here.run(command)
             code, shown = done.returncode, done.stdout + done.stderr
         assert code in allowed, f"{command}\nexit code {code}:\n{shown}"
