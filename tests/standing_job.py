@@ -108,7 +108,7 @@ class Standing:
             step_age=None if step == 0 else second % self.usual if going else second,
             phase=one.phase, collectives=Collectives(positions, None if positions else "no process group"), looks=looks,
             device=DeviceReading(utilization=one.utilization, power=one.power, power_limit=700.0),
-            activity=one.activity if second > 0 else "",
+            activity=one.activity if second >= 0 else "",
         )  # fmt: skip
 
     def message(self, rank: int, second: float) -> Received:

@@ -229,6 +229,10 @@ def test_a_job_of_one_rank_stands_as_well() -> None:
             "rank 2 has been saving a checkpoint for 30 s; the others wait",
         ),
         (
+            one_behind(Rank(BEHIND, silent=True, activity="save"), Rank(calls=BARRIER)),
+            "rank 2 has been saving a checkpoint for 30 s; the others wait",
+        ),
+        (
             {rank: Rank(moves=True, activity="Evaluation") for rank in range(4)},
             "all 4 ranks have been validating for 30 s",
         ),
@@ -249,6 +253,7 @@ def test_a_job_of_one_rank_stands_as_well() -> None:
         "validate by phase",
         "compile",
         "told save",
+        "silent in a save",
         "told validation",
         "told by many",
         "long step",

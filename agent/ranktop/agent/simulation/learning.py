@@ -22,7 +22,7 @@ SOURCE: Final = "script"
 def loss_at(step: int, vocabulary: int, seed: int) -> float:
     """Return the loss of a step, averaged over the ranks: from that of a guess down along a power law, with noise."""
     first, last = math.log(vocabulary), 2.05
-    smooth = last + (first - last) * (1 + step / 60) ** -0.55
+    smooth: float = last + (first - last) * (1 + step / 60) ** -0.55
     return smooth + 0.035 * random.Random(f"loss {seed} {step}").gauss(0.0, 1.0)
 
 

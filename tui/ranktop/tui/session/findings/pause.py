@@ -40,8 +40,12 @@ def of(scene: Scene) -> Pause | None:
 
 def _pause(scene: Scene) -> Pause | None:
     stall = stall_of(scene)
-    if stall is None or stall.kind in ("stopped", "silent", "ended"):
+    if stall is None or stall.kind in ("stopped", "ended"):
         return None
+    if stall.kind == "silent":
+        # To write a large object may hold Python's lock for long; what the script said before still holds then.
+        last = {said_occupation(view) for view in stall.who}
+        return Pause(last.pop(), stall.who) if len(last) == 1 and "" not in last else None
     busy: dict[str, list[RankView]] = {}
     for view in stall.who or stall.waiting:
         # While its collectives go on, a rank that validates is not stuck in one of them, whatever its stack shows.
