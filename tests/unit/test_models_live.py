@@ -189,3 +189,15 @@ def test_embeddings_of_the_blocks_own_shapes_are_recognised_all_the_same() -> No
         found = recognise(inventory(model, Plan()), Plan(), heads=4)
         assert found is not None
         assert (found.family, found.layers, found.vocab, found.positions) == ("gpt", 3, vocab, positions)
+
+
+def test_guessed_heads_are_as_narrow_as_the_jobs_tensor_parallel_ranks_ask_for() -> None:
+    plan = Plan(layout=Layout(world_size=2, replicate=2))
+    found = recognise(inventory(MODEL, plan), plan)
+    assert found is not None
+    assert (found.heads, found.kv_heads, found.head_dim) == (1, 1, 64)
+    plan = Plan(layout=Layout(world_size=4, tensor=4))
+    split = recognise(inventory(MODEL, plan), plan)
+    assert split is not None
+    assert (split.heads, split.kv_heads, split.head_dim) == (4, 4, 16)
+    assert split.options["heads_guessed"]

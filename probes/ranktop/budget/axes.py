@@ -51,6 +51,8 @@ def split_heads(model: Model, tensor: int) -> None:
 def _take(number: int) -> str:
     """Return what could be taken instead: the sizes that divide a number."""
     sizes = [str(size) for size in range(2, number + 1) if number % size == 0]
+    if not sizes:
+        return "; leave it out"
     return f"; take {', '.join(sizes)}" if len(sizes) < 10 else "; take a divisor"
 
 

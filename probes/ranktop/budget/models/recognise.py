@@ -38,7 +38,8 @@ def recognise(inventory: Inventory, plan: Plan, heads: int | None = None) -> Mod
 
     Known are hand-written GPTs, GPT-2, GPT-NeoX and the Llama-like, dense or with experts in every block. ``heads``
     are the attention heads when somebody knows them; else they follow from the q/k norms where there are such and are
-    guessed elsewhere (64 wide up to 2048, then 128), with ``options["heads_guessed"]``. A pipeline stage and a part of
+    guessed elsewhere (64 wide up to 2048, then 128; less where tensor parallel ranks share them evenly only then), with
+    ``options["heads_guessed"]``. A pipeline stage and a part of
     the experts are never recognised, a model with adapters when ``plan.lora`` names just those.
     """
     layout = plan.layout
@@ -53,7 +54,7 @@ def recognise(inventory: Inventory, plan: Plan, heads: int | None = None) -> Mod
     if not found:
         return None
     exact = (model for model in found if tuple(tensor.shape for tensor in tensors(model)) == order)
-    model = next(exact, found[0])
+    model = _dealt_out(next(exact, found[0]), layout.tensor)
     return model if model.positions else replace(model, positions=plan.batch.sequence_length or 0)
 
 
@@ -171,6 +172,19 @@ def _llama_options(base: Model, seen: Seen, q: int, kv: int, heads: int | None) 
                 continue
             for model in _with_heads(replace(base, options=kept), q, kv, known):
                 yield replace(model, kv_heads=kv // model.head_dim)
+
+
+def _dealt_out(model: Model, tensor: int) -> Model:
+    """Return the model with narrower heads where those that were guessed cannot be dealt out to so many ranks.
+
+    The job deals them out, so that the guess is known to be wrong.
+    """
+    if not model.options.get("heads_guessed") or model.heads % tensor == 0:
+        return model
+    q, kv = model.heads * model.head_dim, (model.kv_heads or model.heads) * model.head_dim
+    widths = (width for width in (64, 32, 16, 8, 4, 2, 1) if kv % width == 0 and q % (width * tensor) == 0)
+    width = next(widths, None)
+    return model if width is None else replace(model, heads=q // width, kv_heads=kv // width, head_dim=width)
 
 
 def _with_heads(model: Model, q: int, kv: int, heads: int | None) -> Iterator[Model]:
