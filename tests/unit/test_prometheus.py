@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from ranktop.tui.prometheus import follow
 from ranktop.tui.prometheus.families import FAMILIES
 from ranktop.tui.prometheus.follow import ENDED_SECONDS, Follower
 from ranktop.tui.prometheus.labels import LONGEST, MOST_JOBS
+from ranktop.tui.session.findings import limits
 from ranktop.tui.session.source import Link, Received, Reset
 from ranktop.wire.endpoints import Found, JobEntry
 from ranktop.wire.progress import Progress
@@ -51,7 +53,7 @@ class Machine:
     jobs: dict[str, Altered] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
-    closed: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.follower = Follower(self.find, connect=lambda directory: self.jobs[directory.name], clock=self.clock)
@@ -65,7 +67,8 @@ class Machine:
 
     def find(self) -> Found:
         names = [name for name in self.jobs if name not in self.gone]
-        return Found([JobEntry(name, "train", Path("/run") / name, 8, 0.0, 1, 1, name in self.ended) for name in names])
+        jobs = [JobEntry(name, "train", Path("/run") / name, 8, 0.0, 1, 1, name in self.ended) for name in names]
+        return Found(jobs, self.problems)
 
     def start(self, job: FakeJob, name: str = "5f2c9a") -> Altered:
         self.jobs[name] = Altered(job, self.clock)
@@ -192,6 +195,19 @@ def test_a_silent_rank_keeps_nothing_but_that_it_is_down(machine: Machine) -> No
     assert sum(number or 0 for number in found.values()) == 1
     [severity] = [severity for severity, number in found.items() if number]
     assert value(series, "ranktop_finding_ranks", rule="silent", severity=severity) == 1
+
+
+def test_what_the_configuration_leaves_out_has_no_gauge(machine: Machine) -> None:
+    limits.use(limits.Limits(off=frozenset({"silent"}), floors={"hang": "critical"}))
+    machine.start(fsdp_job())
+    machine.let_pass(1)
+    series = machine.scrape()
+    assert [value(series, "ranktop_finding_active", rule="silent", severity=severity) for severity in GRAVE] == [
+        None
+    ] * 3
+    assert [value(series, "ranktop_finding_active", rule="hang", severity=severity) for severity in GRAVE] == [
+        None, None, 0,
+    ]  # fmt: skip
 
 
 def test_old_values_of_a_device_that_does_not_answer_are_left_out(machine: Machine) -> None:
@@ -377,13 +393,16 @@ def test_one_job_that_cannot_be_read_costs_no_other(machine: Machine, capsys: py
     def broken() -> list[Received | Reset]:
         raise ValueError("a hub gone mad\x1b[2J")
 
+    machine.problems.append("/run/other belongs to user root: refused")
     machine.start(fsdp_job()).drain = broken  # type: ignore[method-assign]
     machine.start(host_job(), "a01")
     machine.let_pass(2)
     series = machine.scrape()
     assert value(series, "ranktop_rank_up", job_id="a01", rank=0) == 1
     assert (value(series, "ranktop_exporter_errors_total") or 0) >= 2
-    assert capsys.readouterr().err == "ranktop: job 5f2c9a: ValueError: a hub gone mad\n"
+    assert capsys.readouterr().err.splitlines() == [
+        "ranktop: /run/other belongs to user root: refused", "ranktop: job 5f2c9a: ValueError: a hub gone mad",
+    ]  # fmt: skip
 
 
 def test_openmetrics_is_spoken_where_it_is_asked_for(machine: Machine) -> None:
@@ -410,3 +429,16 @@ def test_a_scrape_waits_for_nothing_that_hangs(monkeypatch: pytest.MonkeyPatch) 
     began = time.perf_counter()
     assert follower.picture().jobs == ()
     assert time.perf_counter() - began < 2.0
+
+
+def test_a_scrape_gets_what_is_so_now_from_the_thread_that_follows() -> None:
+    follower = Follower(lambda: Found())
+    thread = threading.Thread(target=follower.run)
+    thread.start()
+    try:
+        pictures = [follower.picture() for _ in range(20)]
+        assert len({picture.at for picture in pictures}) == 20
+    finally:
+        follower.stop()
+        thread.join(10)
+    assert not thread.is_alive()

@@ -18,7 +18,7 @@ from ranktop.tui.cli import matching
 from ranktop.tui.prometheus.labels import MOST_JOBS, MOST_RANKS, label
 from ranktop.tui.prometheus.tally import Tallies, Tally
 from ranktop.tui.session.receiver import HubSource
-from ranktop.tui.session.source import Link, Source
+from ranktop.tui.session.source import Link, Received, Source
 from ranktop.tui.session.state import Session, Snapshot
 from ranktop.wire.codec import clean
 from ranktop.wire.endpoints import Found, JobEntry
@@ -28,6 +28,9 @@ FIND_EVERY: Final = 2.0
 
 BEAT: Final = 0.25
 """Seconds between two looks at what has arrived."""
+
+BEHIND: Final = 0.5
+"""Seconds that the youngest message is old from which on there is more to come: of many ranks one look takes a part."""
 
 LOOK_EVERY: Final = 5.0
 """Seconds between two looks of the findings' rules where nobody scrapes: some compare what they see with before."""
@@ -43,7 +46,7 @@ PATIENCE: Final = 1.0
 
 LONGEST_LINE: Final = 200
 MOST_TOLD: Final = 8
-"""Different failures that are told."""
+"""Different failures and problems that are told."""
 
 SLICE: Final = 0.05
 """Seconds of budget arithmetic in one go."""
@@ -105,6 +108,8 @@ class Follower:
         self._over: set[Path] = set()
         """Jobs that have been told of for long enough, until their hub is gone."""
         self._left_out = 0
+        self._behind = False
+        """There is more to take at once."""
         self._searched: float | None = None
         self._picture = Picture(clock())
         self._asked = threading.Event()
@@ -116,9 +121,9 @@ class Follower:
         """Follow until told to stop."""
         try:
             while not self._stopping.is_set():
-                self._asked.wait(BEAT)
-                asked = self._asked.is_set()
-                self._asked.clear()
+                asked = self._asked.wait(0.0 if self._behind else BEAT)
+                if asked:  # what is asked for just now must not be forgotten
+                    self._asked.clear()
                 self.beat(asked)
         finally:
             for job in self._jobs.values():
@@ -143,6 +148,7 @@ class Follower:
         if self._searched is None or now - self._searched >= FIND_EVERY:
             self._searched = now
             self._guarded(self._search, "search for jobs")
+        self._behind = False
         for job in list(self._jobs.values()):
             self._guarded(lambda job=job: self._take(job), f"job {job.id}")  # type: ignore[misc]
         ranks = sum(len(job.session.ranks) for job in self._jobs.values())
@@ -152,6 +158,8 @@ class Follower:
     def _search(self) -> None:
         found = self._find()
         now = self.clock()
+        for problem in found.problems:
+            self._tell(problem)
         entries = {entry.directory: entry for entry in matching(found.jobs, self._wanted)}
         ended = {directory for directory, entry in entries.items() if entry.ended}
         self._over &= ended
@@ -187,6 +195,8 @@ class Follower:
     def _take(self, job: _Followed) -> None:
         received, link = job.source.drain(), job.source.link()
         job.session.unheard = (link.age or 0.0) if link.state != "live" else 0.0
+        ages = [item.age for item in received if isinstance(item, Received)]
+        self._behind |= min(ages, default=0.0) > BEHIND
         job.tallies.take(received)
         job.session.feed(received)
 
@@ -212,7 +222,10 @@ class Follower:
     def failed(self, what: str, error: Exception) -> None:
         """Count a failure, and tell it once on standard error. For any thread."""
         self.errors += 1
-        text = clean(f"{what}: {type(error).__name__}: {error}")[:LONGEST_LINE]
+        self._tell(f"{what}: {type(error).__name__}: {error}")
+
+    def _tell(self, words: str) -> None:
+        text = clean(words)[:LONGEST_LINE]
         if text not in self._told and len(self._told) < MOST_TOLD:
             self._told.add(text)
             print(f"ranktop: {text}", file=sys.stderr, flush=True)
