@@ -78,6 +78,7 @@ def test_an_empty_variable_is_not_set(empty: str, tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("[dashboard\n", "ranktop.toml:1: not TOML: "),
+        ("[dash", "ranktop.toml:1: not TOML: Expected ']' at the end of a table declaration"),
         ('[dashboard]\ntheme = "a"\ntheme = "b"\n', "ranktop.toml:3: not TOML: Cannot overwrite a value"),
         ('[dashboard]\ntheme = """\nnever closed', "ranktop.toml:3: not TOML: "),
         ("[dashbord]\n", "ranktop.toml:1: no section is named 'dashbord'; did you mean dashboard?"),
@@ -141,6 +142,14 @@ def test_a_named_file_must_be_there_and_be_one(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "fifo"):
         with pytest.raises(ConfigError, match="not a file"):
             read({"RANKTOP_CONFIG": str(place)})
+
+
+def test_a_file_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ranktop.toml"
+    path.touch()
+    path.chmod(0o666)
+    with pytest.raises(ConfigError, match="everybody can write it"):
+        read({"RANKTOP_CONFIG": str(path)})
 
 
 def test_variables_are_read_as_a_shell_writes_them(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import sys
 from collections.abc import Mapping
 from functools import cached_property
@@ -21,7 +22,7 @@ NAME: Final = "ranktop.toml"
 LARGEST: Final = 1024**2
 """Bytes of a file that is read."""
 
-_AT: Final = re.compile(r" \(at line (\d+), column \d+\)$")
+_AT: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 
 class ConfigError(Exception):
@@ -62,6 +63,8 @@ class File:
             if path.exists() and not path.is_file():
                 raise ConfigError(f"{path}: not a file")
             with path.open("rb") as opened:
+                if os.fstat(opened.fileno()).st_mode & stat.S_IWOTH:
+                    raise ConfigError(f"{path}: everybody can write it, and it may name commands: chmod o-w it")
                 data = opened.read(LARGEST + 1)
         except FileNotFoundError:
             if asked:
@@ -82,7 +85,7 @@ class File:
         """Put the line of TOML's complaint where editors look for it."""
         found = _AT.search(text)
         words = (text[: found.start()] if found else text).strip()
-        line = found[1] if found else str(self._text.count("\n") + 1)
+        line = (found and found[1]) or str(self._text.count("\n") + 1)
         return f"{self.path}:{line}: not TOML: {words}"
 
     def where(self, *path: str) -> str:
