@@ -7,6 +7,7 @@ It returns no control, exports no state, writes nothing: logs, checkpoints and `
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
@@ -33,6 +34,8 @@ _NAMES: Final = {"loss": "loss", "learning_rate": "learning_rate", "grad_norm": 
 
 _LEFT_OUT: Final = ("epoch", "step", "total_steps", "source", "tokens", "total_flos", "num_input_tokens_seen")
 _TIMES: Final = ("_runtime", "_per_second")
+
+_TENSORBOARD: Final = "TensorBoardCallback"
 
 _BEST: Final = "best"
 """``save_strategy`` that decides about a save after the evaluation, when no callback is asked any more."""
@@ -64,16 +67,16 @@ class RanktopCallback(TrainerCallback):
     """Attaches ranktop to a Trainer: ``Trainer(..., callbacks=[RanktopCallback()])``.
 
     Not needed under ``-m ranktop.agent``, and harmless there: two are one. ``push`` sends what ``ranktop.agent.push``
-    makes to the script's own writer whenever the Trainer logs: ``"wandb"``, ``"tensorboard"``, or True for both.
+    makes to the script's own writer whenever the Trainer logs: ``"wandb"``, ``"tensorboard"``, True for both, or the
+    writer itself.
     """
 
-    def __init__(self, push: bool | str = False) -> None:
+    def __init__(self, push: Any = False) -> None:
         self._sound = True
         self._activity: Any = None
         self._what = ""
         self._told = ""
-        self._writer: Any = None
-        self._pusher = Pusher(push, writer=lambda: self._writer) if push else None
+        self._pusher = Pusher(push, writer=_Writer()) if push else None
         self._start()
 
     def _start(self) -> None:
@@ -187,6 +190,22 @@ class RanktopCallback(TrainerCallback):
         activity, self._activity, self._what = self._activity, None, ""
         if activity is not None:
             activity.__exit__(None, None, None)
+
+
+class _Writer:
+    """Finds the SummaryWriter that the Trainer's own TensorBoardCallback has made; looked for a few times only."""
+
+    def __init__(self) -> None:
+        self._looks = 3
+
+    def __call__(self) -> Any:
+        """Return the writer; None where there is none (no TensorBoard, or not the rank that writes)."""
+        if self._looks <= 0 or "torch.utils.tensorboard" not in sys.modules:
+            return None
+        self._looks -= 1
+        every = (each for each in gc.get_objects() if type(each).__name__ == _TENSORBOARD)
+        found = (each for each in every if isinstance(each, TrainerCallback))
+        return next((writer for each in found if (writer := getattr(each, "tb_writer", None)) is not None), None)
 
 
 class AutomaticRanktopCallback(RanktopCallback):
