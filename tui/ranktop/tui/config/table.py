@@ -68,6 +68,8 @@ SETTINGS: Final = (
             "`ranktop status` exits with 1 when a finding is at least that grave", "--fail-on"),
     Setting("prometheus", "listen", Text(), "127.0.0.1:9400", "where `ranktop export --prometheus` serves the metrics",
             "--listen", "prometheus_listen"),
+    Setting("serve", "listen", Text(), "127.0.0.1:8000", "where `ranktop serve` serves the dashboard", "--listen",
+            "serve_listen"),
     Setting("paths", "run_dir", Text(), "", "where jobs are looked for; a job's own agents read the variable alone",
             passed=True),
     Setting("paths", "state_dir", Text(), "",
