@@ -266,6 +266,25 @@ def test_jobs_come_and_go_and_come_again(machine: Machine) -> None:
     assert value(machine.scrape(), "ranktop_job_state", job_id="5f2c9a", state="running") == 1
 
 
+def test_when_another_hub_takes_over_no_series_moves_to_another_node(machine: Machine) -> None:
+    job = fsdp_job()
+    source = machine.start(job)
+    machine.let_pass(3)
+    counted = value(machine.scrape(), "ranktop_step_duration_seconds_count", rank=0)
+    source.sent, source.change = 10**9, lambda item: item  # the new hub has heard of nobody
+    source.extra.append(Reset(job.job, "hub-2", True))
+    source.extra.append(source.message(0, job.sample(0, 4), "sample"))
+    machine.let_pass(1)
+    series = machine.scrape()
+    assert not [labels for name, labels in series if ("rank", "0") in labels or ("node", "") in labels]
+    assert value(series, "ranktop_job_up") == 1
+    source.extra.append(source.message(0, job.card(0), "card"))
+    machine.let_pass(1)
+    series = machine.scrape()
+    assert value(series, "ranktop_rank_up", rank=0, node="node1") == 1
+    assert (value(series, "ranktop_step_duration_seconds_count", rank=0) or 0) >= (counted or 0) > 0
+
+
 def test_a_job_whose_hub_has_vanished_is_told_of_for_as_long(machine: Machine) -> None:
     source = machine.start(fsdp_job())
     machine.let_pass(3)

@@ -72,7 +72,8 @@ def _put_job(sheet: Sheet, now: JobNow, when: When, ranks: int) -> None:
     _identity(sheet, job, now)
     sheet.put("ranktop_job_up", job, 1 if now.link.state == "live" else 0)
     for view in snapshot.ranks[:ranks]:
-        put_rank(sheet, job, view, now.tallies.get(view.rank), when)
+        if view.rank not in now.awaited:  # it would be another series, on no node
+            put_rank(sheet, job, view, now.tallies.get(view.rank), when)
     if now.link.state != "live" or when.late > _FRESH:
         return
     for state in STATES:

@@ -60,6 +60,8 @@ class JobNow:
     snapshot: Snapshot
     link: Link
     tallies: Mapping[int, Tally]
+    awaited: frozenset[int] = frozenset()
+    """Ranks whose place was known, until another hub took over that has not heard of it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,15 @@ class _Followed:
     ended: float | None = None
     """When a search first gave it as ended; None while it runs."""
     tallies: Tallies = field(default_factory=lambda: Tallies(MOST_RANKS))
+    carded: set[int] = field(default_factory=set)
+    """Ranks that have said where they are."""
+
+    def now(self) -> JobNow:
+        """Return the job as it is now."""
+        snapshot = self.session.snapshot()
+        self.carded.update(view.rank for view in snapshot.ranks if view.card is not None)
+        awaited = frozenset(view.rank for view in snapshot.ranks if view.card is None and view.rank in self.carded)
+        return JobNow(self.id, snapshot, self.source.link(), self.tallies.now(), awaited)
 
 
 class Follower:
@@ -202,12 +213,8 @@ class Follower:
 
     def _draw(self) -> None:
         jobs: list[JobNow] = []
-
-        def draw(job: _Followed) -> None:
-            jobs.append(JobNow(job.id, job.session.snapshot(), job.source.link(), job.tallies.now()))
-
         for job in self._jobs.values():
-            self._guarded(lambda job=job: draw(job), f"job {job.id}")  # type: ignore[misc]
+            self._guarded(lambda job=job: jobs.append(job.now()), f"job {job.id}")  # type: ignore[misc]
         with self._made:
             self._picture = Picture(self.clock(), tuple(jobs), self._left_out)
             self._made.notify_all()
