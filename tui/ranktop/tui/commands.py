@@ -254,6 +254,29 @@ def simulate(
 
 
 @app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
+)
+def serve(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[WORDS]", help="What follows `ranktop` in a terminal: --job ID, watch ..., replay ..."),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="An address that only this machine reaches (127.0.0.1:8000)."),
+    ] = None,
+) -> None:
+    """Serve the dashboard to a browser on this machine, at an address with a token that is good once.
+
+    Exit codes: 0 ended, 1 it cannot listen there or textual-serve is missing, 2 bad usage.
+    """
+    from ranktop.tui.config import given
+    from ranktop.tui.serve.command import serve as run
+
+    raise typer.Exit(run(words or [], given("serve.listen", listen)))
+
+
+@app.command(
     cls=completion.Planner,
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
