@@ -442,6 +442,24 @@ def test_other_pages_point_to_the_metrics(machine: Machine) -> None:
     assert machine.text(path="/nothing") == "the metrics are at /metrics\n"
 
 
+def test_a_stream_that_lags_is_taken_without_a_pause(machine: Machine) -> None:
+    source = machine.start(fsdp_job())
+    waits: list[float] = []
+
+    def wait(seconds: float | None = None) -> bool:
+        waits.append(-1.0 if seconds is None else seconds)
+        late = 2.0 if len(waits) < 3 else 0.0
+        source.change = lambda item: Received(item.header, item.body, item.age + late, item.number)
+        machine.clock.advance(1)
+        if len(waits) == 5:
+            machine.follower.stop()
+        return False
+
+    machine.follower._asked.wait = wait  # type: ignore[method-assign]
+    machine.follower.run()
+    assert waits == [follow.BEAT, 0.0, 0.0, follow.BEAT, follow.BEAT]
+
+
 def test_a_scrape_waits_for_nothing_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "PATIENCE", 0.05)
     follower = Follower(lambda: Found())  # nobody runs it
