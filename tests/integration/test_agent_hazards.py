@@ -125,6 +125,7 @@ COMPILED = """
 import torch
 from torch import nn
 from torch._dynamo import compiled_autograd, utils
+from ranktop.agent import annotate, report
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -152,8 +153,15 @@ def backward():
         with compiled_autograd._enable(torch.compile(backend="eager")):
             model(torch.ones(2, 8)).sum().backward()
         optimizer.step(); optimizer.zero_grad()
+model = Model()
+@torch.compile(**whole)
+def telling(x):
+    with annotate("validation"):
+        loss = model(x).sum()
+    report(step=1, loss=loss)
+    return loss
 cases = dict(around=lambda: loop(torch.compile(Model(), **whole)), inside=inside, step=lambda: loop(Model(), True),
-             backward=backward, scripted=lambda: loop(Scripted()))
+             backward=backward, scripted=lambda: loop(Scripted()), told=lambda: telling(torch.ones(2, 8)))
 for name, case in cases.items():
     torch._dynamo.reset(); utils.counters.clear()
     case()

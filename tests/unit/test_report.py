@@ -21,6 +21,7 @@ import ranktop.agent
 from ranktop.agent import annotate, progress, report
 from ranktop.agent.progress import Reports
 from ranktop.agent.told_numbers import SLOTS, SPACING, Reader
+from ranktop.probes.steps import StepRecorder
 from ranktop.wire.codec import decode_body, encode_body
 from ranktop.wire.progress import Progress, loss_step
 from ranktop.wire.schema import Header, Sample
@@ -425,6 +426,42 @@ def test_one_annotation_may_be_entered_within_itself(reports: Reports) -> None:
     with again, again:
         assert reports.activity(None) == "save"
     assert reports.activity(None) == ""
+
+
+class Shaped:
+    """A training thread's recorder, for what is named between its steps."""
+
+    def __init__(self) -> None:
+        self.recorder = StepRecorder(lambda: None)
+        self.thread = threading.get_ident()
+
+    def step(self) -> None:
+        self.recorder.forward_begin(True)
+        NOW[0] += 0.1
+        self.recorder.forward_end(True)
+        NOW[0] += 0.2
+        self.recorder.optimizer_begin()
+        NOW[0] += 0.1
+        self.recorder.optimizer_end()
+
+
+@pytest.mark.parametrize(("what", "data"), [("save", 0.0), ("Evaluation", 0.0), ("augmentation", 30.0)])
+def test_the_time_of_validation_and_saving_belongs_to_no_step(
+    monkeypatch: pytest.MonkeyPatch, what: str, data: float
+) -> None:
+    NOW[0] = 100.0
+    monkeypatch.setattr("ranktop.probes.clock.time", SimpleNamespace(perf_counter=lambda: NOW[0]))
+    watch: Any = Shaped()
+    reports = progress.begin(lambda: watch)
+    watch.step()
+    with annotate(what):
+        NOW[0] += 30.0
+    watch.step()
+    watch.recorder.close()
+    progress.end(reports)
+    (_, second) = watch.recorder.take()
+    assert second.data == pytest.approx(data)
+    assert second.seconds == pytest.approx(0.4 + data)
 
 
 def test_an_agent_that_comes_or_goes_within_a_part_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:

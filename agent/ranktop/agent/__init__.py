@@ -56,7 +56,7 @@ def report(
     (``eval_loss=...``). Never raises, and does nothing while no agent runs. What is no number costs one line.
     """
     reports = _progress.current
-    if reports is None:
+    if reports is None or _progress.compiling():
         return
     told = {"epoch": epoch, "loss": loss, "learning_rate": learning_rate, "gradient_norm": gradient_norm}
     if values:

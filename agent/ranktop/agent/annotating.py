@@ -36,7 +36,7 @@ class Annotation:
     def __enter__(self) -> Annotation:
         """Begin; nothing happens while no agent runs."""
         reports = progress.current
-        if reports is None:
+        if reports is None or progress.compiling():
             self._entered.append(None)
             return self
         entry = _Entry(self._what, reports, get_ident())

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -250,6 +251,13 @@ def _odd(value: float) -> str:
 
 current: Reports | None = None
 """What this process tells its agent; None while there is none."""
+
+
+def compiling() -> bool:
+    """Return whether ``torch.compile`` is reading the code that asks: it must see nothing that it can't compile."""
+    # While another thread imports torch, it is there without its parts.
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    return compiler is not None and bool(compiler.is_compiling())
 
 
 def begin(watch: Callable[[], Watch | None]) -> Reports:
