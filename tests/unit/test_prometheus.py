@@ -446,8 +446,8 @@ def test_a_stream_that_lags_is_taken_without_a_pause(machine: Machine) -> None:
     source = machine.start(fsdp_job())
     waits: list[float] = []
 
-    def wait(seconds: float | None = None) -> bool:
-        waits.append(-1.0 if seconds is None else seconds)
+    def wait(timeout: float | None = None) -> bool:
+        waits.append(-1.0 if timeout is None else timeout)
         late = 2.0 if len(waits) < 3 else 0.0
         source.change = lambda item: Received(item.header, item.body, item.age + late, item.number)
         machine.clock.advance(1)
