@@ -125,7 +125,8 @@ class Watch:
         if model is not None:
             model = next((root for root in self.roots.roots() if wraps(root, model)), model)
             self.roots.add(model)
-            self._become_primary(model)
+            if not self._is_primary(model):
+                self._become_primary(model)
         for optimizer in optimizers:
             self._know(optimizer, None)
 

@@ -76,7 +76,8 @@ class RanktopCallback(TrainerCallback):
         self._activity: Any = None
         self._what = ""
         self._told = ""
-        self._pusher = Pusher(push, writer=_Writer()) if push else None
+        self._push = push
+        self._pusher: Pusher | None = None
         self._start()
 
     def _start(self) -> None:
@@ -96,13 +97,15 @@ class RanktopCallback(TrainerCallback):
     @_harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Tell of the job, and follow the model where only this callback knows it."""
+        self._follow(kwargs.get("model"), kwargs.get("optimizer"))
+        # Each training has a TensorBoard writer of its own.
+        self._pusher = Pusher(self._push, writer=_Writer()) if self._push else None
         if not self._speaks(state):
             return
         told = told_of(args, state)
         self._told = told.trainer
         tell(told)
         progress.tell(SOURCE, step=state.global_step, total_steps=state.max_steps, epoch=state.epoch)
-        self._follow(kwargs.get("model"), kwargs.get("optimizer"))
 
     def _follow(self, model: Any, optimizer: Any) -> None:
         from ranktop.agent import attach
