@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hub_harness import JOB, Node, hubs, pump, sample, until
+from hub_harness import JOB, Node, end_hub, hubs, pump, sample, until
 
 from ranktop.agent.lifecycle import ensure_hub
 from ranktop.wire.codec import decode_header
@@ -107,11 +107,7 @@ def test_a_kill_under_load_loses_two_seconds_at_most_and_never_the_file(node: No
         sure |= witness.between(seen, time.monotonic())
     finally:
         load.close()
-    told = time.monotonic()
-    while pid in hubs(node.directory):  # it ends at the second word, as its ranks, this process, live
-        os.kill(pid, signal.SIGTERM)
-        assert time.monotonic() - told < 15.0
-        time.sleep(0.05)
+    end_hub(node.directory)
     (entry,) = list_recordings()
     heard = numbers_of(entry.path)
     assert max(Counter(heard).values()) == 1, "each message once"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hub_harness import Node, sample, until
+from hub_harness import Node, end_hub, sample, until
 from sshd import Server, needs_sshd, server
 
 from ranktop.agent.publisher import Publisher
@@ -198,8 +198,11 @@ def test_a_hub_that_is_silent_replaced_and_gone(far: Server, node: Node, monkeyp
         reach(viewer, 2)
         publisher.close(1.0)
         monkeypatch.setattr(tunnel_module, "GONE", 0.5)
-        os.kill(node.hub(), signal.SIGTERM)
-        until(lambda: viewer.state() == ("ended", "the hub has ended, some time after the job's last rank"), 20.0)
+        end_hub(node.directory)
+        until(lambda: viewer.state()[0] == "ended", 20.0)
+        assert viewer.state()[1].startswith(
+            "the hub is gone, with its job it seems; see how that ended: ranktop replay "
+        )
 
 
 def test_the_users_own_shared_connection_is_used_and_left_as_it_was(far: Server, node: Node) -> None:

@@ -239,9 +239,16 @@ class Tunnel:
             if not self._standing.ended:
                 connection.stop_forwarding()
                 self._forwarded = ""
-                self._set(ended=True, detail="the hub has ended, some time after the job's last rank")
+                self._set(ended=True, detail=self._how_gone())
         else:
             self._set(detail="the hub is gone; the job's agents start another one")
+
+    def _how_gone(self) -> str:
+        if self._had_ended:
+            return "the hub has ended, some time after the job's last rank"
+        # As schedulers and containers do: they kill it with the job.
+        run = f"{self.ssh.target.words}/{self._job}"
+        return f"the hub is gone, with its job it seems; see how that ended: ranktop replay {run}"
 
     def _entry(self) -> JobEntry | None:
         return next((job for job in self._listing.jobs if job.id == self._job), None)
