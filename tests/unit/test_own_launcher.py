@@ -8,7 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from ranktop.agent import own_launcher
+from ranktop.agent import own_launcher, script_code
+from ranktop.agent.__main__ import _launchers_words, main
 from ranktop.agent.own_launcher import initial, job_id_of, leader
 from ranktop.agent.trainers import lightning_factory
 
@@ -68,3 +69,28 @@ def test_a_process_has_one_job_id() -> None:
 def test_without_an_agent_lightning_gets_no_callbacks() -> None:
     assert (lightning_factory.callbacks(), lightning_factory.fabric()) == ([], [])
     assert "ranktop.agent.trainers.lightning" not in sys.modules
+
+
+def test_what_deepspeeds_launcher_puts_before_the_script_is_the_scripts() -> None:
+    assert _launchers_words(["--local_rank=1", "train.py", "--lr", "1"]) == (
+        ["--local_rank=1"],
+        ["train.py", "--lr", "1"],
+    )
+    assert _launchers_words(["train.py", "--local_rank=1"]) == ([], ["train.py", "--local_rank=1"])
+
+
+def test_the_agents_own_file_is_for_launchers_that_take_no_module_and_is_no_script(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ranktop.agent", "--path"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    path = capsys.readouterr().out.strip()
+    assert path.endswith("ranktop/agent/__main__.py")
+    agent = ModuleType("__main__")
+    agent.__file__ = path
+    monkeypatch.setitem(sys.modules, "__main__", agent)
+    assert script_code.ScriptCode().digest() == ""
+    agent.__file__ = __file__
+    assert len(script_code.ScriptCode().digest()) == script_code.DIGITS
