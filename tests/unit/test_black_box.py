@@ -302,7 +302,7 @@ LIMITED = """
 import mmap, resource, sys, json
 from ranktop.agent.black_box import failure_of
 kind, room = getattr(resource, sys.argv[1]), int(sys.argv[2])
-held = mmap.mmap(-1, 2 << 30, mmap.MAP_PRIVATE)  # never touched: the room is little beside what the process has, as in a training job
+held = mmap.mmap(-1, 2 << 30, mmap.MAP_PRIVATE)  # untouched: a process that is large beside its room
 sizes = dict(line.split(":") for line in open("/proc/self/status") if line.startswith("Vm"))
 now = int(sizes[sys.argv[3]].split()[0]) * 1024
 resource.setrlimit(kind, (now + room, now + room))
