@@ -293,8 +293,9 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened to the stream itself, e.g. a hub that replaced a killed one."""
 
     what: str
-    """``hub-replaced``, ``gap``, ``refused``; of a rank ``process``: what its node says of it while it is silent, and
-    ``life``: its present life began then (in a snapshot, after what is told of its former ones)."""
+    """``hub-replaced``, ``gap``, ``refused``, ``told``: the hub was told to go while its ranks lived. Of a rank
+    ``process``: what its node says of it while it is silent, and ``life``: its present life began then (in a snapshot,
+    after what is told of its former ones)."""
     detail: str = ""
     """Of ``process``: ``stopped`` (by a signal or a debugger), ``waiting for I/O`` (uninterruptible), ``sleeping``,
     ``running``; empty when it speaks again."""
