@@ -106,6 +106,9 @@ def ddp() -> None:
 
 
 def zero3() -> None:
+    from deepspeed.ops import __compatible_ops__
+
+    __compatible_ops__["deepspeed_shm_comm"] = False  # else it compiles an operator at start
     options = {"stage": 3, "stage3_prefetch_bucket_size": 10_000, "reduce_bucket_size": 100_000}
     config = {
         "zero_optimization": options, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",

@@ -130,7 +130,8 @@ def test_sft_with_lora_and_checkpointing_by_the_explicit_callback(tmp_path: Path
     state = followed([*TWO, WORKER, "explicit"], tmp_path, viewer)
     healthy(state, tmp_path)
     told(state)
-    assert state["strategy"]["words"].startswith("DDP · dp 2 · fp32 · AdamW")
+    # TRL trains in bf16 unless it is told not to.
+    assert state["strategy"]["words"] == "DDP · dp 2 · fp32 autocast bf16 · AdamW"
     assert state["strategy"]["checkpointing"] == "full"
     assert {rank["trainer"] for rank in state["ranks"]} == {f"trl {trl.__version__} SFTTrainer"}
 
