@@ -86,6 +86,14 @@ def test_the_step_of_an_older_loss_is_said_and_its_age_once_it_is_late() -> None
     assert first.told.stale, "how often it comes is not known yet"
 
 
+def test_a_loss_that_a_trainer_averages_names_no_rank_so_that_the_tokens_have_room_on_80_columns() -> None:
+    job = told_fsdp(by=frozenset({0}), changes={0: {"source": "transformers Trainer", "steps": {"loss": 1200}}})
+    one = shown(job, 5.0)
+    one = replace(one, rate=replace(one.rate, source="inputs"))
+    assert words(one, 80).startswith(f"loss {one.told.loss:.4g} (step 1,200)  lr 2.28e-4  step ")
+    assert words(one, 80).endswith("tokens/s")
+
+
 def test_values_of_a_rank_that_is_silent_are_old_and_so_is_the_job() -> None:
     one = shown(told_fsdp(1), then=20.0)
     assert one.told.stale

@@ -1,6 +1,7 @@
 """Trains the demo's GPT on the source text of Python's standard library.
 
-It knows nothing of the agent: run it with ``torchrun --nproc-per-node 2 -m ranktop.agent -m ranktop.demo.train``.
+All it has of the agent is the line that reports the loss: run it with
+``torchrun --nproc-per-node 2 -m ranktop.agent -m ranktop.demo.train``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
+from ranktop.agent import report
 from ranktop.demo.gpt import GPT, GPTConfig
 
 STRATEGIES = ("fsdp2", "ddp", "fsdp1", "single")
@@ -114,6 +116,12 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         step += 1
+        report(
+            step=step,
+            total_steps=options.steps or None,
+            loss=loss.detach() * options.accumulate,
+            learning_rate=options.lr,
+        )
         if rank == 0 and step % 50 == 0:
             print(f"step {step}  loss {loss.item() * options.accumulate:.3f}", flush=True)
 

@@ -24,6 +24,9 @@ CURVE_WIDTH: Final = 32
 LEAST_SPAN: Final = 0.05
 """Of a loss: less than that is no rise or fall that is drawn over the whole height."""
 
+OF_ALL_RANKS: Final = ("transformers Trainer",)
+"""Sources whose loss is the mean over the ranks: it is no rank's own."""
+
 ODD: Final = {"nan": "NaN", "inf": "infinite", "-inf": "-infinite"}
 
 
@@ -59,7 +62,8 @@ def loss_words(one: Told, *, ended: bool = False, step_is_told: bool = False) ->
     told_there = step_is_told and one.loss_step == one.progress.step
     step = "" if one.loss_step is None or told_there else f"step {count(one.loss_step)}"
     old = f"{duration(one.loss_age)} ago" if one.stale and one.loss_age is not None and not ended else ""
-    texts = [", ".join(fact for fact in facts if fact) for facts in ((f"rank {one.rank}", step, old), (step, old))]
+    whose = "" if one.progress.source in OF_ALL_RANKS else f"rank {one.rank}"
+    texts = [", ".join(fact for fact in facts if fact) for facts in ((whose, step, old), (step, old))]
     return list(dict.fromkeys(f"{loss} ({text})" if text else loss for text in texts))
 
 
