@@ -14,7 +14,7 @@ from doctor_machine import Machine
 from ranktop.tui.doctor.check import Check, Line, Result, failed, passed, skipped, warned
 from ranktop.tui.doctor.command import GROUPS
 from ranktop.tui.doctor.examination import Group, examine
-from ranktop.tui.doctor.report import as_json, as_text, exit_code
+from ranktop.tui.doctor.report import LABEL, as_json, as_text, exit_code
 from ranktop.tui.doctor.scene import Scene, ranges, size
 
 TITLES = {"a": "first things", "b": "other things"}
@@ -144,3 +144,7 @@ def test_numbers_in_few_words() -> None:
     assert ranges([3, 1, 2, 7]) == "1-3, 7"
     assert ranges([]) == ""
     assert size(512 << 10) == "512 KiB"
+
+
+def test_every_label_fits_its_column() -> None:
+    assert [check.label for group in GROUPS for check in group.checks if len(check.label) > LABEL] == []

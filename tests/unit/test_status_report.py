@@ -142,3 +142,21 @@ def replace_rank(box: Box, number: int) -> Box:
 )
 def test_facts_are_written_with_their_units(fact: Evidence, words: str) -> None:
     assert fact_words(fact) == words
+
+
+def test_a_narrow_terminal_goes_without_columns_rather_than_break_every_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = at(rank(number) for number in range(2)).snapshot
+    print_snapshots([picture])
+    assert "no room for" not in capsys.readouterr().out, "a pipe gets all"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    print_snapshots([picture])
+    lines = capsys.readouterr().out.splitlines()
+    header = next(line for line in lines if line.startswith("rank "))
+    assert header.split()[-1] == "state"
+    assert {"param", "optim", "activ", "Δ", "step"} < set(header.split())
+    assert all(len(line.rstrip()) <= 80 for line in lines[lines.index(header) : lines.index(header) + 3])
+    assert next(line for line in lines if line.startswith("no room for: ")).endswith("moment")

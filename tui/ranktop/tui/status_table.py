@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -33,26 +34,33 @@ def _told(snapshot: Snapshot) -> str:
     from rich.console import Console
     from rich.table import Table
 
-    width = max(shutil.get_terminal_size().columns, 160)
+    seen = shutil.get_terminal_size().columns
+    width = max(seen, 160)
+    rows = [table_row(view) for view in snapshot.ranks]
+    # Into a file or a pipe go all columns; a narrow terminal would break each line in two.
+    room = seen if sys.stdout.isatty() else width
+    shown = fitting(rows, room)
     # With a height too: rich takes any terminal of TERM=dumb for one of 80 columns.
     console = Console(width=width, height=25, markup=False, emoji=False, highlight=False)
     with console.capture() as told:
         console.print(job_line(snapshot))
         if line := nodes_line(snapshot):
             console.print(line, soft_wrap=True)
-        if line := progress_line(snapshot):
+        if line := progress_line(snapshot, room):
             console.print(line, soft_wrap=True)
         if line := recording_line(snapshot):
             console.print(line, soft_wrap=True)
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in COLUMNS:
+        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+        for name in shown:
             table.add_column(name, justify="left" if name in {"node", "moment", "state"} else "right", no_wrap=True)
-        for view in snapshot.ranks:
-            table.add_row(*table_row(view))
+        for row in rows:
+            table.add_row(*(cell for name, cell in zip(COLUMNS, row, strict=True) if name in shown))
         console.print(table)
         for line in unknowns(snapshot):
             console.print(line, soft_wrap=True)
-        console.print(FOOTNOTE)
+        if left_out := [name for name in COLUMNS if name not in shown]:
+            console.print(f"no room for: {', '.join(left_out)}")
+        console.print(FOOTNOTE, soft_wrap=True)
         for line in report(snapshot):
             console.print(line, soft_wrap=True)
     return told.get()
@@ -62,10 +70,28 @@ FOOTNOTE: Final = (
     "MiB at each rank's peak moment; Δ: measured - expected, over what is budgeted; 0: within the rules' error"
 )
 
+GAP: Final = 2
+"""Cells between two columns."""
+
 COLUMNS: Final = (
     *("rank", "node", "param", "grad", "optim", "activ", "buffers", "cache", "runtime", "Δ", "util", "step", "s/step"),
     *("moment", "state"),
 )
+
+LEAST_WANTED: Final = ("moment", "buffers", "node", "runtime", "cache", "util", "s/step")
+"""Columns that a narrow terminal goes without, in this order."""
+
+
+def fitting(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Return the columns that fit into ``width`` cells, two between them; the others are left out by their order."""
+    shown = list(COLUMNS)
+    needed = {
+        name: max(map(len, (name, *(row[at] for row in rows)))) + GAP * (at > 0) for at, name in enumerate(COLUMNS)
+    }
+    for name in LEAST_WANTED:
+        if sum(needed[each] for each in shown) > width:
+            shown.remove(name)
+    return shown
 
 
 def job_line(snapshot: Snapshot) -> str:
@@ -80,7 +106,7 @@ def job_line(snapshot: Snapshot) -> str:
     return clean(f"{label}{job.name} ({job.id})  {words}  {ranks}  step {snapshot.step}  {snapshot.state}")
 
 
-def progress_line(snapshot: Snapshot) -> str:
+def progress_line(snapshot: Snapshot, width: int = 160) -> str:
     """Return one line about loss, learning rate, tokens a second and what is left; empty while nothing is told."""
     from ranktop.tui.session.progress import of_job
     from ranktop.tui.view.progress import line
@@ -89,7 +115,7 @@ def progress_line(snapshot: Snapshot) -> str:
     job = of_job(snapshot)
     if job is None:
         return ""
-    told = line(job, UNICODE, 160, ended=snapshot.state == "ended")
+    told = line(job, UNICODE, width, ended=snapshot.state == "ended")
     return clean("".join(text for text, _ in told)).strip()
 
 

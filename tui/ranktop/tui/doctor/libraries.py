@@ -244,7 +244,7 @@ CHECKS = (
     Check("python.version", "Python", look_at_python),
     Check("python.libraries", "libraries", look_at_libraries),
     Check("python.variables", "variables", look_at_variables),
-    Check("python.configuration", "configuration", look_at_configuration),
+    Check("python.configuration", "ranktop.toml", look_at_configuration),
     Check("python.torch", "torch", look_at_torch),
     Check("python.agent", "agent", look_at_agent),
 )

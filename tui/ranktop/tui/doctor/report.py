@@ -18,8 +18,9 @@ _ASCII_MARKS: Final = {PASS: "+", WARN: "!", FAIL: "x", SKIP: "-"}
 _COLORS: Final = {PASS: "32", WARN: "33", FAIL: "1;31", SKIP: "2"}
 """SGR codes of the terminal's own colours."""
 _PLAIN: Final = str.maketrans({"→": "->", "–": "-", "×": "x", "≥": ">=", "≤": "<=", "…": "...", "µ": "u", "°": " deg "})
-_LABEL: Final = 12
-_INDENT: Final = 2 + 2 + 5 + _LABEL + 1
+LABEL: Final = 12
+"""Cells of a check's name."""
+_INDENT: Final = 2 + 2 + 5 + LABEL + 1
 
 
 def exit_code(lines: Sequence[Line]) -> int:
@@ -88,7 +89,7 @@ def as_text(
 def _line_text(line: Line, width: int, unicode: bool, color: bool) -> list[str]:
     status = line.result.status
     mark = (_MARKS if unicode else _ASCII_MARKS)[status]
-    head = f"{_styled(f'{mark} {status}', _COLORS[status], color)} {clean(line.label)[:_LABEL]:<{_LABEL}} "
+    head = f"{_styled(f'{mark} {status}', _COLORS[status], color)} {clean(line.label)[:LABEL]:<{LABEL}} "
     # Narrow terminals get the text below the label instead of a column one word wide.
     beside = width - _INDENT >= 30
     indent = " " * (_INDENT if beside else 4)
