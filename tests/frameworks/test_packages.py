@@ -136,7 +136,7 @@ class Place:
         """Have it find, behind its own libraries, those of another environment."""
         (self.packages / "others.pth").write_text(f"{others}\n")
 
-    def run(self, *words: str | Path, code: int = 0, seconds: float = 60.0) -> str:
+    def run(self, *words: str | Path, code: int = 0, seconds: float = 90.0) -> str:
         """Run one of its programs to its end and return what it printed."""
         done = subprocess.run(
             [str(self.bin / words[0]), *map(str, words[1:])], cwd=self.folder, env=self.environment, check=False,
