@@ -18,6 +18,7 @@ from ranktop.tui.config.command import config as print_config
 from ranktop.tui.config.example import example
 from ranktop.tui.config.force import InForce, read
 from ranktop.tui.config.reading import ConfigError
+from ranktop.tui.config.report import lines as page
 from ranktop.tui.config.table import ORDERS, SCALES, SETTINGS, SHOWN, THEMES
 from ranktop.tui.keys import BY_ID
 from ranktop.tui.remote.flags import way, ways
@@ -258,3 +259,13 @@ def test_reading_costs_milliseconds(tmp_path: Path) -> None:
         return time.process_time() - start
 
     assert min(once() for _ in range(5)) < 0.02
+
+
+def test_the_page_is_aligned_and_breaks_between_words_on_a_narrow_terminal() -> None:
+    environ = {"RANKTOP_CONFIG": "off", "RANKTOP_RUN_DIR": "/run/user/1000/ranktop", "RANKTOP_STATE_DIR": "/s" * 30}
+    told = list(page(read(environ), environ, 80))
+    assert len({line.index("default") for line in told if "  default" in line}) == 1
+    of_the_agent = told[told.index("findings, keys: as they are by default") + 1 :]
+    assert all(len(line) <= 80 for line in of_the_agent if "/s/s" not in line)
+    assert len({line.index("not set") for line in of_the_agent if "  not set" in line}) == 1
+    assert "where recordings are written" in " ".join(" ".join(of_the_agent).split())

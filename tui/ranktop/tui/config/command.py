@@ -9,6 +9,7 @@ import sys
 from ranktop.tui.cli import FOUND, USAGE
 from ranktop.tui.config.force import read
 from ranktop.tui.config.reading import ConfigError, place
+from ranktop.tui.stdout import columns
 
 
 def config(*, as_json: bool = False, path: bool = False, example: bool = False) -> int:
@@ -32,7 +33,8 @@ def config(*, as_json: bool = False, path: bool = False, example: bool = False) 
     if as_json:
         print(json.dumps(report.as_json(found, os.environ), indent=2))
     else:
-        print("\n".join(line.rstrip() for line in report.lines(found, os.environ)))
+        room = max(columns(), 72) if sys.stdout.isatty() else 160
+        print("\n".join(line.rstrip() for line in report.lines(found, os.environ, room)))
     for words in found.errors:
         print(f"ranktop: {words}", file=sys.stderr)
     return USAGE if found.errors else FOUND

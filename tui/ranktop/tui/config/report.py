@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ranktop.tui.config.force import InForce
@@ -18,8 +19,12 @@ SCHEMA: Final = 1
 OF_THE_AGENT: Final = "Of the agents and hubs, read in the job's own environment alone (here: this shell's)"
 
 
-def lines(found: InForce, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the page."""
+VALUE: Final = 24
+"""Cells of the longest value that what stands behind it is aligned to."""
+
+
+def lines(found: InForce, environ: Mapping[str, str], room: int) -> Iterator[str]:
+    """Yield the page, its explanations in ``room`` cells."""
     file = found.file
     if file.path is None:
         yield "file: none (RANKTOP_CONFIG=off)"
@@ -29,19 +34,32 @@ def lines(found: InForce, environ: Mapping[str, str]) -> Iterator[str]:
     yield ""
     changed = [*_findings(found), *_keys(found)]
     width = max(len(name) for name in (*(setting.name for setting in SETTINGS), *(name for name, _, _ in changed)))
+    values = {setting.name: written(found.value(setting.name)) for setting in SETTINGS}
+    cells = _cells([*values.values(), *(text for _, text, _ in changed)])
     for setting in SETTINGS:
-        value = written(found.value(setting.name))
+        value = values[setting.name]
         flag = f" (flag {setting.flag})" if setting.flag else ""
-        yield f"{setting.name:<{width}}  {value:<14}  {found.source(setting.name).words}{flag}"
+        yield f"{setting.name:<{width}}  {value:<{cells}}  {found.source(setting.name).words}{flag}"
     yield ""
     for name, text, where in changed:
-        yield f"{name:<{width}}  {text:<14}  {where}"
+        yield f"{name:<{width}}  {text:<{cells}}  {where}"
     if not changed:
         yield "findings, keys: as they are by default"
     yield ""
-    yield f"{OF_THE_AGENT}:"
+    yield from textwrap.wrap(f"{OF_THE_AGENT}:", room)
+    own = {name: _told(environ.get(name, "")) or "not set" for name in AGENT}
+    cells, width = _cells(list(own.values())), max(map(len, AGENT))
     for name, words in AGENT.items():
-        yield f"  {name:<22}  {_told(environ.get(name, '')) or 'not set':<14}  {words}"
+        head = f"  {name:<{width}}  {own[name]:<{cells}}  "
+        indent = " " * (width + cells + 6)
+        if len(head) > len(indent):
+            yield head
+        first = head if len(head) == len(indent) else indent
+        yield from textwrap.wrap(words, room, initial_indent=first, subsequent_indent=indent)
+
+
+def _cells(values: Sequence[str]) -> int:
+    return max((len(value) for value in values if len(value) <= VALUE), default=0)
 
 
 def _told(text: str) -> str:
