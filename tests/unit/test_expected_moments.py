@@ -194,6 +194,17 @@ def test_a_pipeline_stage_has_receive_buffers_and_keeps_gradients() -> None:
     assert found.at("forward_end")["activations"].bytes == alive.saved
 
 
+def test_the_gradients_of_a_running_pipeline_are_where_its_schedule_has_them() -> None:
+    """GPipe's forwards all end before the first backward; between those of 1F1B there are gradients."""
+    plan = Plan(strategy="pp", layout=Layout(world_size=2, pipeline=2), batch=Batch(accumulation=4), optimizer=ADAMW)
+    gpipe = replace(plan, gradients_at=("backward_end", "step_end"))
+    alternating = replace(plan, gradients_at=("forward_end", "backward_start", "backward_end", "step_end"))
+    for moment in ("forward_end", "backward_start"):
+        assert expected(MODEL, gpipe, ALIVE, runtime=NONE).at(moment)["gradients"].bytes == 0
+        assert expected(MODEL, alternating, ALIVE, runtime=NONE).at(moment)["gradients"].bytes == SIZE
+    assert expected(MODEL, gpipe, ALIVE, runtime=NONE).at("backward_end")["gradients"].bytes == SIZE
+
+
 def test_without_activations_the_rest_is_known_and_the_total_is_not() -> None:
     found = budget(Plan(optimizer=ADAMW), None)
     assert found.total("backward") is None

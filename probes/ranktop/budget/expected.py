@@ -47,7 +47,12 @@ def expected(
 
 
 def habits(plan: Plan) -> Plan:
-    """Return the plan with the gradients of earlier micro-batches alive where there are such."""
+    """Return the plan with the gradients of earlier micro-batches alive where there are such.
+
+    What a running pipeline's plan says was seen: all forwards of GPipe end before its first backward begins.
+    """
+    if plan.layout.pipeline > 1 and plan.pipeline is None:
+        return plan
     micro = max(plan.batch.accumulation or 1, plan.pipeline.micro_batches if plan.pipeline else 1)
     if micro > 1:
         return replace(plan, gradients_at=tuple({**dict.fromkeys(plan.gradients_at), **dict.fromkeys(MOMENTS[1:])}))
