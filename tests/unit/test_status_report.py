@@ -44,6 +44,7 @@ def test_each_finding_is_a_line_with_its_mark_and_since_when_and_its_advice_belo
         one("hang", "critical", 1, since=NOW - 42, step=1207, evidence=facts),
         one("straggler", "warning", 3, since=NOW - 90.0),
         one("pause", "info", step=7),
+        replace(one("loss", "warning", since=NOW - 9.0, step=4), sentence="the loss is NaN since step 4", advice=""),
     ) == [
         "✖ hang of (1,)  (since step 1,207, for 42 s)",
         "    mend hang",
@@ -51,6 +52,7 @@ def test_each_finding_is_a_line_with_its_mark_and_since_when_and_its_advice_belo
         "! straggler of (3,)  (for 90 s)",
         "    mend straggler",
         "· pause of ()  (since step 7)",
+        "! the loss is NaN since step 4",
     ]
 
 

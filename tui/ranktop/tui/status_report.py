@@ -112,6 +112,8 @@ def _facts(finding: Finding) -> str:
 
 
 def _since(finding: Finding, snapshot: Snapshot) -> str:
+    if "since step " in finding.sentence:  # it says so itself
+        return ""
     seconds, step = beginning(finding, snapshot)
     parts = ["" if step is None else f"since step {count(step)}", "" if seconds is None else f"for {duration(seconds)}"]
     told = ", ".join(part for part in parts if part)
