@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -125,11 +126,22 @@ class Place:
         return Place(folder, self.environment)
 
     def run(self, command: str, seconds: float = 90.0) -> subprocess.CompletedProcess[str]:
-        """Run a command of the shell to its end, without a terminal."""
-        return subprocess.run(
-            ["bash", "-o", "pipefail", "-c", command], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=seconds, check=False,
+        """Run a command of the shell to its end, without a terminal; one that takes too long is ended with all of its."""
+        words = ["bash", "-o", "pipefail", "-c", command]
+        process = subprocess.Popen(
+            words, cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
+        try:
+            out, errors = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)  # torchrun ends its ranks, which have sessions of their own
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=10)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+        return subprocess.CompletedProcess(words, process.returncode, out, errors)
 
     def look(self, command: str, seconds: float = 60.0) -> tuple[int, str]:
         """Run what opens a screen in a terminal, press `q` once it is there; returns the exit code and the picture."""
