@@ -126,7 +126,7 @@ class Place:
         return Place(folder, self.environment)
 
     def run(self, command: str, seconds: float = 90.0) -> subprocess.CompletedProcess[str]:
-        """Run a command of the shell to its end, without a terminal; one that takes too long is ended with all of its."""
+        """Run a command of the shell without a terminal; one that takes too long is ended with all that it started."""
         words = ["bash", "-o", "pipefail", "-c", command]
         process = subprocess.Popen(
             words, cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
