@@ -20,7 +20,7 @@ from ranktop.tui.session.state import Session, Snapshot
 from ranktop.tui.status_json import job_json
 from ranktop.tui.status_table import progress_line
 from ranktop.tui.view.layout import heights
-from ranktop.tui.view.progress import activity_word, learning_rate_words, line, loss_words
+from ranktop.tui.view.progress import activity_word, block, learning_rate_words, line, loss_words
 from ranktop.tui.view.text import UNICODE
 from ranktop.wire.schema import Card, End, Sample
 
@@ -101,6 +101,14 @@ def test_values_of_a_rank_that_is_silent_are_old_and_so_is_the_job() -> None:
     assert words(one) == f"loss {one.told.loss:.4g} (rank 0, 20 s ago)  lr 2.28e-4  step 1,204 of 5,000  " + (
         "epoch 1.20  grad norm 0.8"
     )
+
+
+def test_the_narrow_panel_of_a_rank_keeps_the_learning_rate_when_its_values_are_old() -> None:
+    for then in (0.0, 20.0):
+        view = snapshot(told_fsdp(1), then=then).ranks[0]
+        text = "".join(text for text, _ in block(view, 28, UNICODE)[0])
+        assert text.startswith("loss "), then
+        assert text.endswith("lr 2.28e-4"), then
 
 
 # -- tokens a second -------------------------------------------------------------------------------------------------

@@ -137,26 +137,24 @@ def block(view: RankView, width: int, glyphs: Glyphs) -> list[Line]:
     one = told(view)
     if one is None:
         return []
-    lines: list[Line] = []
-    room = max(0, width - 18)
+    wide, room = width >= CURVE_WIDTH, max(0, width - 18)
+    loss: list[Span] = []
     if one.loss is not None or one.odd:
-        _, past = losses(view.history)
         text = ODD.get(one.odd) or number(one.loss or 0.0)
         style = "bad bold" if one.odd else "dim" if one.stale else "number"
-        curve = _curve(past, room, glyphs) if width >= CURVE_WIDTH else ""
-        lines.append(pad([(f"{'loss':<9}", "dim"), (f"{text:>7}  ", style), (curve, "spark")], width))
+        loss = [(f"{'loss':<9}", "dim"), (f"{text:>7}  ", style)]
+        if wide:
+            loss.append((_curve(losses(view.history)[1], room, glyphs), "spark"))
     rate = one.progress.learning_rate
-    if rate is None:
-        return lines
-    words = learning_rate_words(rate)
-    if width >= CURVE_WIDTH:
-        curve = spark(_thinned(learning_rates(view.history), room), room, glyphs)
-        lines.append(pad([(f"{'lr':<9}", "dim"), (f"{words:>7}  ", "number"), (curve, "spark")], width))
-    elif lines:
-        lines = [pad([*lines[0][:2], ("lr ", "dim"), (words, "number")], width)]
-    else:
-        lines.append(pad([(f"{'lr':<9}", "dim"), (f"{words:>7}", "number")], width))
-    return lines
+    lr: list[Span] = []
+    if rate is not None:
+        words = learning_rate_words(rate)
+        if loss and not wide:
+            loss += [("lr ", "dim"), (words, "number")]
+        else:
+            curve = spark(_thinned(learning_rates(view.history), room), room, glyphs) if wide else ""
+            lr = [(f"{'lr':<9}", "dim"), (f"{words:>7}  ", "number"), (curve, "spark")]
+    return [pad(spans, width) for spans in (loss, lr) if spans]
 
 
 def _curve(past: list[float], width: int, glyphs: Glyphs) -> str:
