@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+import psutil
 from hand_tape import simulated
+from jobs import wait_until
 from made_recording import items_of, record
 from slow_link import ThrottledPty
 from sshd import server, why_not
@@ -168,8 +170,21 @@ def place(folder: Path) -> Iterator[Place]:
         program(folder / "bin" / name, f'#!/bin/bash\nexec {sys.executable} "$@"\n')
     files(folder / "work")
     past(folder / "state", folder / "work")
-    with live(environment), far(folder, environment):
-        yield Place(folder / "work", environment)
+    try:
+        with live(environment), far(folder, environment):
+            yield Place(folder / "work", environment)
+    finally:
+        wait_until(lambda: not hubs(folder), 20)
+
+
+def hubs(folder: Path) -> list[int]:
+    """Return the process ids of the hubs that still write into the folder; they end soon after their job."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(word.startswith(str(folder / "run")) for word in process.cmdline()):
+                found.append(process.pid)
+    return found
 
 
 def variables(folder: Path) -> dict[str, str]:
