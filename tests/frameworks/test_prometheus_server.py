@@ -175,7 +175,9 @@ def test_what_it_says_when_it_cannot_or_must_wait(tmp_path: Path) -> None:
             timeout=30, check=False,
         )  # fmt: skip
         assert (taken.returncode, taken.stdout) == (1, "")
-        assert taken.stderr == "ranktop: cannot listen on 127.0.0.1:9462: Address already in use\n"
+        assert taken.stderr == (
+            "ranktop: cannot listen on 127.0.0.1:9462: Address already in use; --listen names another port\n"
+        )
         with running(ranktop(COMMANDS[2]), tmp_path / "b.log") as second:
             wait_until(answers("http://127.0.0.1:9500/metrics"), 30)
             assert ended(second, signal.SIGTERM)[0] == 0

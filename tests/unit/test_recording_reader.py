@@ -158,6 +158,9 @@ def test_complaints_are_one_line(run: Reader, tmp_path: Path) -> None:
         run.series("measured_activation")
     with pytest.raises(KeyError, match="no category 'weights'"):
         run.category("weights")
+    run.close()
+    with pytest.raises(RecordingError, match="the recording was closed"):
+        run.series("loss")
 
 
 def test_without_pandas_one_line_says_so(run: Reader, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,6 +162,8 @@ def broken(error: Exception) -> RecordingError:
     """Return what is raised when a part of a file can't be read."""
     if isinstance(error, sqlite3.OperationalError) and "lock" in str(error):
         return RecordingError("the recording is locked by its hub: try again")
+    if isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error):
+        return RecordingError("the recording was closed: open it again, or read within `with`")
     return RecordingError(f"the recording is damaged: {clean(str(error))[:120]}")
 
 

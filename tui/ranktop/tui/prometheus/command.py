@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib.util
 import ipaddress
@@ -119,7 +120,8 @@ def _say(host: str, port: int, *, wanted: str | None) -> None:
 def _why(error: OSError | UnicodeError) -> str:
     if isinstance(error, socket.gaierror):
         return "no such host"
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    more = "; --listen names another port" if isinstance(error, OSError) and error.errno == errno.EADDRINUSE else ""
+    return ((error.strerror if isinstance(error, OSError) else None) or str(error)) + more
 
 
 def _complain(text: str, code: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import re
 import signal
 import socket
@@ -34,7 +36,10 @@ def serve(words: list[str], listen: str) -> int:
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        fail(f"cannot listen on {clean(listen)[:60]}: {error.strerror or error}", FAILED)
+        # The standard library adds the address once more to what the system says.
+        why = os.strerror(error.errno) if error.errno else str(error)
+        more = "; --listen names another port" if error.errno == errno.EADDRINUSE else ""
+        fail(f"cannot listen on {clean(listen)[:60]}: {why}{more}", FAILED)
     shown = f"[{host}]" if ":" in host else host
     port = listening.getsockname()[1]
     said: list[str] = []
