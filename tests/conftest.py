@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -16,6 +19,10 @@ import pytest
 if TYPE_CHECKING:
     from hub_harness import Node
     from jobs import Viewer
+
+
+LONGEST_BUILD = 300.0
+"""Seconds that torch takes at most to build an operation of DeepSpeed, its lock held."""
 
 
 @pytest.fixture
@@ -29,6 +36,16 @@ def tmp_path() -> Iterator[Path]:
 def _state_root() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="rt-state-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_lock_of_a_job_that_is_gone() -> None:
+    """A job that was killed while it built or loaded DeepSpeed's operations leaves a lock: all later ones would wait."""
+    cache = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions"))
+    for lock in cache.glob("**/lock"):
+        with contextlib.suppress(OSError):
+            if time.time() - lock.stat().st_mtime > LONGEST_BUILD:
+                lock.unlink()
 
 
 @pytest.fixture(autouse=True)
