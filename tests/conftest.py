@@ -40,7 +40,7 @@ def _state_root() -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_lock_of_a_job_that_is_gone() -> None:
-    """A job that was killed while it built or loaded DeepSpeed's operations leaves a lock: all later ones would wait."""
+    """A job that was killed while it loaded DeepSpeed's operations leaves a lock: all later ones would wait."""
     cache = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions"))
     for lock in cache.glob("**/lock"):
         with contextlib.suppress(OSError):
