@@ -208,6 +208,13 @@ def test_when_nobody_speaks_the_way_to_them_is_suspected() -> None:
     assert (stopped.severity, stopped.ranks) == ("warning", (0, 1))
 
 
+def test_a_silence_of_less_than_three_seconds_is_not_told_of_anybody() -> None:
+    """A machine that is busy for a second is all that it takes where the agents speak ten times a second."""
+    quiet = [rank(number, age=1.0, state="silent") for number in (0, 1)]
+    assert found(silent, *quiet) == []
+    assert found(silent, *quiet, rank(2)) == []
+
+
 def test_a_rank_that_never_came_is_missed_after_a_minute_or_some_steps() -> None:
     def seven(step: int, uptime: float) -> list[RankView]:
         return [*(rank(number, step=step, uptime=uptime) for number in range(7)), absent(7)]

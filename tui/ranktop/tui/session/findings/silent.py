@@ -38,7 +38,8 @@ def silent(scene: Scene) -> Iterable[Finding]:
         return
     alive = [view for view in ranks if view.state not in (*GONE, "missing")]
     if len(quiet) == len(alive) > 1 and not any(view.process for view in quiet):
-        yield _all(quiet, scene.now)
+        if min(view.age or 0.0 for view in quiet) >= scene.limits["silent.min_seconds"]:
+            yield _all(quiet, scene.now)
         return
     quiet = [
         view for view in quiet if view.process == "stopped" or (view.age or 0.0) >= scene.limits["silent.min_seconds"]
