@@ -88,9 +88,10 @@ def export(
     config: flags.Config = None,
     remote_command: flags.RemoteCommand = None,
 ) -> None:
-    """Write what was recorded of a job: a row per rank and sample, or a copy of the recording.
+    """Write a recording to a file, or serve live metrics.
 
-    With --prometheus: serve the metrics of this machine's live jobs until Ctrl-C.
+    A file has a row per rank and sample, or is a copy of the recording. --prometheus serves the metrics of this machine's
+    live jobs until Ctrl-C.
 
     Exit codes: 0 written, 1 it cannot be read or written, 2 bad usage, 3 no such job.
     """
