@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jobs import Viewer
 
 
-LONGEST_BUILD = 300.0
+LONGEST_BUILD = 900.0
 """Seconds that torch takes at most to build an operation of DeepSpeed, its lock held."""
 
 
