@@ -358,6 +358,14 @@ def test_progress_is_told_with_its_time_and_a_loss_that_is_no_number_as_that(mac
     assert value(series, "ranktop_progress_value", rank=1, name="other_loss") == -math.inf
 
 
+def test_tokens_a_second_of_a_job_that_tells_none_are_those_of_the_screen(machine: Machine) -> None:
+    machine.start(host_job(), "a01")
+    machine.let_pass(20)
+    series = machine.scrape()
+    assert value(series, "ranktop_progress_tokens_per_second", rank=0) is None
+    assert (value(series, "ranktop_job_tokens_per_second") or 0.0) > 0
+
+
 def test_a_throttle_reason_that_has_passed_is_0(machine: Machine) -> None:
     job = fsdp_job()
     job.reading_changes[1] = {"throttle": ("software power cap", "made up by nobody")}

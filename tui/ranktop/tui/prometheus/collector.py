@@ -15,6 +15,7 @@ from ranktop.tui.prometheus.ranks import When, put_rank
 from ranktop.tui.prometheus.sheet import Labels, Sheet
 from ranktop.tui.session.findings.finding import SEVERITIES
 from ranktop.tui.session.findings.rules import RULES
+from ranktop.tui.session.progress import rate_of_job
 from ranktop.tui.view.label import simulated
 
 STATES: Final = ("starting", "running", "stalled", "ended")
@@ -83,6 +84,7 @@ def _put_job(sheet: Sheet, now: JobNow, when: When, ranks: int) -> None:
         sheet.put("ranktop_job_ranks", job, states[state], state=state)
     sheet.put("ranktop_job_steps_total", job, snapshot.step)
     sheet.put("ranktop_job_step_seconds", job, snapshot.step_seconds)
+    sheet.put("ranktop_job_tokens_per_second", job, rate_of_job(snapshot).value)
     if snapshot.step_age is not None:
         sheet.put("ranktop_job_last_step_timestamp_seconds", job, when.ago(snapshot.step_age + when.late))
     _findings(sheet, job, now)

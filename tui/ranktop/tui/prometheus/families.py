@@ -71,6 +71,11 @@ _JOBS: Final = (
     _gauge("ranktop_job_ranks", (*JOB, "state"), "Ranks of the job that are in a state; together its world size."),
     _counter("ranktop_job_steps_total", JOB, "Optimizer steps that the furthest rank has finished."),
     _gauge("ranktop_job_step_seconds", JOB, "Median of the job's last step times."),
+    _gauge(
+        "ranktop_job_tokens_per_second",
+        JOB,
+        "Tokens a second of the whole job: as told, else by the shapes of the inputs, else by batch and step time.",
+    ),
     _gauge("ranktop_job_last_step_timestamp_seconds", JOB, "Unix time at which a rank last finished a step."),
     _gauge("ranktop_finding_active", (*JOB, "rule", "severity"), "Findings of a rule that stand now."),
     _gauge("ranktop_finding_ranks", (*JOB, "rule", "severity"), "Ranks that the findings of a rule are about."),
