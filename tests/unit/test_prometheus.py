@@ -351,6 +351,9 @@ def test_progress_is_told_with_its_time_and_a_loss_that_is_no_number_as_that(mac
     assert value(series, "ranktop_progress_gradient_norm", rank=1) is None
     assert value(series, "ranktop_progress_timestamp_seconds", rank=1) == WALL - 6
     assert value(series, "ranktop_rank_activity", rank=1, activity="validation") == 1
+    source.change = changed(activity="Checkpoint")  # another word for it, as a trainer may have
+    machine.let_pass(1)
+    assert value(machine.scrape(), "ranktop_rank_activity", rank=1, activity="save") == 1
     source.change = changed(progress=replace(told, loss=None, not_finite={"loss": "nan", "other_loss": "-inf"}))
     machine.let_pass(1)
     series = machine.scrape()

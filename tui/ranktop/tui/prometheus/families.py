@@ -90,7 +90,11 @@ _RANKS: Final = (
     _gauge("ranktop_rank_up", RANK, "1 while the rank speaks, 0 when it is silent for three intervals or has ended."),
     _gauge("ranktop_rank_last_sample_timestamp_seconds", RANK, "Unix time of the rank's last sample."),
     _counter("ranktop_rank_restarts_total", RANK, "Elastic restarts of the rank's process."),
-    _gauge("ranktop_rank_activity", (*RANK, "activity"), "1 while the script says that it validates or saves."),
+    _gauge(
+        "ranktop_rank_activity",
+        (*RANK, "activity"),
+        "1 while the script says that it does this: validation, save, or other.",
+    ),
 )
 
 _MEMORY: Final = (

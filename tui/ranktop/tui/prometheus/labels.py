@@ -27,10 +27,10 @@ THROTTLE: Final = frozenset(
         *("board limit", "reliability"),
     }
 )
-"""Reasons as ``probes.nvml.fast`` names them; any other is ``other``."""
+"""Reasons as ``probes.nvml.fast`` names them."""
 
-ACTIVITIES: Final = frozenset({"validation", "save"})
-"""What ``annotate`` names that is known; any other is ``other``."""
+OTHER: Final = "other"
+"""Stands for every word that is none of a closed set."""
 
 
 @lru_cache(maxsize=8192)
@@ -41,7 +41,7 @@ def label(text: str) -> str:
 
 def known(word: str, words: frozenset[str]) -> str:
     """Return a word of a closed set, or ``other``."""
-    return word if word in words else "other"
+    return word if word in words else OTHER
 
 
 def different(texts: Iterable[str]) -> list[str]:

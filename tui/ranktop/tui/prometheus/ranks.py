@@ -8,12 +8,13 @@ from typing import Final
 
 from ranktop.budget.terms import BUDGETED, CATEGORIES
 from ranktop.probes.reading import Collectives
-from ranktop.tui.prometheus.labels import ACTIVITIES, MOST_GROUPS, THROTTLE, different, known, label
+from ranktop.tui.prometheus.labels import MOST_GROUPS, OTHER, THROTTLE, different, known, label
 from ranktop.tui.prometheus.sheet import Labels, Sheet
 from ranktop.tui.prometheus.tally import Tally
 from ranktop.tui.session.gauges import Gauges
 from ranktop.tui.session.nodes import NODE_LOST
 from ranktop.tui.session.rank_view import SILENT_INTERVALS, RankView
+from ranktop.wire.activity import kind_of
 from ranktop.wire.schema import Progress, Sample
 
 LONGEST_INTERVAL: Final = 3600.0
@@ -166,7 +167,7 @@ def _steps(sheet: Sheet, who: Labels, sample: Sample, age: float, tally: Tally |
         for phase, total in tally.phases.items():
             sheet.put_sum("ranktop_step_phase_duration_seconds", who, total, phase=phase)
     if sample.activity:
-        sheet.put("ranktop_rank_activity", who, 1, activity=known(sample.activity, ACTIVITIES))
+        sheet.put("ranktop_rank_activity", who, 1, activity=kind_of(sample.activity) or OTHER)
 
 
 def _collectives(sheet: Sheet, who: Labels, collectives: Collectives) -> None:
