@@ -10,7 +10,8 @@ import pytest
 from grafana_dashboard import DASHBOARD, PANELS, questions
 
 from ranktop.budget.terms import CATEGORIES
-from ranktop.tui.prometheus.command import NoAddress, address, is_loopback
+from ranktop.tui.loopback import is_loopback
+from ranktop.tui.prometheus.command import NoAddress, address
 from ranktop.tui.prometheus.families import FAMILIES, UNITS, Family
 from ranktop.tui.prometheus.follow import ENDED_SECONDS
 from ranktop.tui.prometheus.labels import LONGEST, MOST_GROUPS, MOST_JOBS, MOST_RANKS, THROTTLE

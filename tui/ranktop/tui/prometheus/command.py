@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import importlib.util
-import ipaddress
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from ranktop.tui.cli import FAILED, FOUND, INTERRUPTED, USAGE, matching
+from ranktop.tui.loopback import is_loopback
 from ranktop.wire.codec import clean
 from ranktop.wire.endpoints import find_jobs
 
@@ -44,14 +44,6 @@ def address(text: str) -> tuple[str, int]:
     if not (port.isascii() and port.isdigit() and int(port) < 65536) or (":" in host and f"[{host}]" not in text):
         raise NoAddress(f"--listen takes HOST:PORT, e.g. {LISTEN}, not {clean(text)[:60]!r}")
     return host or "0.0.0.0", int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def export(listen: str, wanted: str | None = None) -> int:

@@ -12,7 +12,7 @@ import socket
 from typing import Final
 
 from ranktop.tui.cli import FAILED, INTERRUPTED, USAGE, fail
-from ranktop.tui.serve.gate import is_loopback
+from ranktop.tui.loopback import is_loopback
 from ranktop.wire.codec import clean
 
 LISTEN: Final = "127.0.0.1:8000"

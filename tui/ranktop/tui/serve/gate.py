@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import re
 import secrets
 from collections.abc import Callable
 from typing import Final
+
+from ranktop.tui.loopback import is_loopback
 
 COOKIE: Final = "ranktop"
 
@@ -49,16 +50,6 @@ class Gate:
 
 def _same(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether a name or address is this machine's own, whatever a name server says."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def asked_here(host: str | None) -> bool:
