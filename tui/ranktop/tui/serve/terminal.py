@@ -43,6 +43,7 @@ class Dashboard:
     def __init__(self, words: Sequence[str], columns: int, rows: int) -> None:
         """Start ``ranktop WORDS``; OSError when it cannot be started."""
         self._master, slave = pty.openpty()
+        self._open = True
         try:
             self.resize(columns, rows)
             os.set_blocking(self._master, False)
@@ -55,7 +56,6 @@ class Dashboard:
             raise
         finally:
             os.close(slave)
-        self._open = True
 
     async def read(self) -> bytes:
         """Return what the dashboard has drawn, at least a byte; nothing once it has ended."""
@@ -89,7 +89,9 @@ class Dashboard:
                 os.write(self._master, data.replace(b"\x1a", b""))
 
     def resize(self, columns: int, rows: int) -> None:
-        """Give the terminal another size."""
+        """Give the terminal another size, while it is there: its descriptor may be anything's later."""
+        if not self._open:
+            return
         sides = [min(max(1, side), MOST_CELLS) for side in (rows, columns)]
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", *sides, 0, 0))
 
