@@ -7,7 +7,6 @@ into its own environment only then. No process of a launcher is above them, and 
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
 import socket
 import sys
@@ -33,11 +32,17 @@ def leader(environ: Mapping[str, str] | None = None, began: Mapping[str, str] | 
     first = initial() if began is None else began
     if "LOCAL_RANK" not in first:
         # Scripts that spawn their ranks may put these names into the environment, too.
-        alone = env["LOCAL_RANK"] == "0" and multiprocessing.parent_process() is None
+        alone = env["LOCAL_RANK"] == "0" and not _spawned()
         return os.getpid() if alone and any(name in sys.modules for name in LIBRARIES) else None
     if any(name not in first for name in TOLD) or "RANK" in first or not _same_program(os.getppid()):
         return None
     return os.getppid()
+
+
+def _spawned() -> bool:
+    """Whether ``multiprocessing`` has started this process: then it is loaded, and nothing is to be loaded for it."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
 
 
 def initial() -> Mapping[str, str]:
