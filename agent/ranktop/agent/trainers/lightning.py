@@ -56,10 +56,11 @@ def _harmless(event: F) -> F:
 
     @functools.wraps(event)
     def guarded(self: RanktopCallback, trainer: Any, *rest: Any, **named: Any) -> None:
-        if progress.current is None or not self._sound or not self._speaks(trainer):
+        if progress.current is None or not self._sound:
             return
         try:
-            event(self, trainer, *rest, **named)
+            if self._speaks(trainer):
+                event(self, trainer, *rest, **named)
         except Exception as error:
             self._sound = False
             self._leave_all()
