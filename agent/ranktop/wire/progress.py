@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the script or its trainer has told of how the training goes; what it never told is None.
 
     A message carries no NaN and no infinity: where the last value told is one, the field is None and
-    ``not_finite`` says which it was.
+    ``not_finite`` says which it was. What is None or empty is left out of a message: most scripts tell a few of these.
     """
 
     step: int | None = None
