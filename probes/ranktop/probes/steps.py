@@ -268,11 +268,6 @@ class StepRecorder:
         return tuple(done)
 
     @property
-    def in_closure(self) -> bool:
-        """Whether the optimizer that is being called runs the forward in progress."""
-        return self._closure
-
-    @property
     def ended(self) -> int:
         """Steps whose optimizer has run: ``count`` rises only when the next one begins."""
         return self.count + (self._uncounted or (self._open is not None and self._stepped))

@@ -12,8 +12,6 @@ from ranktop.tui.prometheus.tally import Sum
 
 Labels = Mapping[str, str]
 
-_SUFFIX = {"counter": "_total", "info": "_info"}
-
 
 class Sheet:
     """Samples by metric. Unknown is left out, never 0."""

@@ -6,7 +6,7 @@ all where the trainer averages it itself. Ranks are not averaged here: their sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import floor, isnan
 from statistics import median
@@ -259,9 +259,3 @@ def _series(ring: Ring | None, name: str) -> tuple[list[int], list[float]]:
             found[int(step)] = value
     steps = sorted(found)
     return steps, [found[step] for step in steps]
-
-
-def odd_losses(snapshot: Snapshot) -> Mapping[int, Told]:
-    """Return rank -> what it told, of those whose last loss is no finite number."""
-    known = ((view.rank, told(view)) for view in snapshot.ranks)
-    return {rank: one for rank, one in known if one is not None and one.odd}
