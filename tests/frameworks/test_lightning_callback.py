@@ -58,9 +58,8 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> progress.Reports:
 def trainer(directory: Path, *callbacks: Any, **options: Any) -> lightning.Trainer:
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
     saves = ModelCheckpoint(directory, save_weights_only=True)
-    return lightning.Trainer(
-        max_epochs=2, accumulate_grad_batches=3, callbacks=[*callbacks, saves], **{**quiet, **options}
-    )
+    options = {"accumulate_grad_batches": 3, **quiet, **options}
+    return lightning.Trainer(max_epochs=2, callbacks=[*callbacks, saves], **options)
 
 
 def loader() -> DataLoader[Any]:
@@ -88,6 +87,27 @@ def test_what_is_told_of_a_fit(tmp_path: Path, reports: progress.Reports) -> Non
     assert set(model.doing) == {"validation", "save"}
     assert "save_checkpoint" not in vars(made)
     assert told() is None, "the Trainer has ended, and its word with it"
+
+
+def test_losses_of_a_module_that_returns_none_are_told_by_their_names(
+    tmp_path: Path, reports: progress.Reports
+) -> None:
+    class Gan(Lit):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, index: int) -> None:
+            self.manual_backward(self.layer(batch).sum())
+            self.optimizers().step()
+            self.log_dict({"g_loss": 1.5, "d_loss": 2.5, "accuracy": 0.5})
+
+    made = trainer(tmp_path, accumulate_grad_batches=1, log_every_n_steps=2)
+    made.fit(Gan(), loader())
+    found = reports.progress()
+    assert found is not None
+    assert found.loss is None
+    assert found.values == {"g_loss": 1.5, "d_loss": 2.5}
 
 
 def test_an_error_of_ours_ends_the_telling_and_nothing_else(

@@ -162,13 +162,17 @@ class RanktopCallback(_base()):  # type: ignore[misc]
         logs = trainer.log_every_n_steps > 0 and step % trainer.log_every_n_steps == 0
         logged = trainer.logged_metrics if logs else {}
         loss = _loss(outputs, trainer, pl_module)
+        loss = loss if loss is not None else _first(logged, _LOSSES)
+        # A GAN has no loss of its own, but several.
+        several = {name: value for name, value in logged.items() if name.endswith("loss")} if loss is None else {}
         progress.tell(
             SOURCE,
             step=step,
             epoch=_epoch(trainer, batch_idx),
-            loss=loss if loss is not None else _first(logged, _LOSSES),
+            loss=loss,
             learning_rate=_learning_rate(trainer),
             gradient_norm=_first(logged, _NORMS),
+            **_named(several),
         )
         if logs and self._pusher is not None:
             self._pusher.push(step)
