@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +95,15 @@ def test_a_recording_that_cannot_be_read_says_so() -> None:
     path = record(Job(id="c1", name="x", world_size=1), [])
     path.write_bytes(b"SQLite format 3\0" + bytes(9000))
     assert "recording" in outcome_of(path, 1).words or "damaged" in outcome_of(path, 1).words
+
+
+def test_a_recording_of_no_known_hub_is_cut_off_like_any_other() -> None:
+    job = Job(id="c2", name="x", world_size=1)
+    path = record(job, items_of([(0.1, 0, Card(job=job, rank=0))]))
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM hubs")
+    connection.close()
+    assert outcome_of(path, 1).words == "cut off"
 
 
 def test_the_json_is_as_documented(live: Path, capsys: pytest.CaptureFixture[str]) -> None:

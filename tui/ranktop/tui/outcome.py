@@ -83,8 +83,10 @@ def _read(packed: bytes, body: bytes) -> tuple[Header, End] | None:
 
 def _was_told(recording: Recording) -> bool:
     """Tell whether the last hub was told to go while its ranks lived, and none has come after it."""
-    (since,) = recording.rows("SELECT began FROM hubs ORDER BY id DESC LIMIT 1")[0]
-    marks = recording.rows("SELECT header, body FROM events WHERE kind = 'mark' AND rank < 0 AND t >= ?", (since,))
+    marks = recording.rows(
+        "SELECT header, body FROM events WHERE kind = 'mark' AND rank < 0 "
+        "AND t >= (SELECT began FROM hubs ORDER BY id DESC LIMIT 1) ORDER BY number DESC LIMIT 1000"
+    )
     for packed, body in marks:
         try:
             mark = decode_body(decode_header(packed), unpack_body(body))
