@@ -350,6 +350,35 @@ def test_a_value_that_comes_late_from_a_gpu_does_not_replace_a_newer_one(reports
     report(step=5, loss=2.0)
     reports._take("loss", 9.0, 4, NOW[0] - 1.0)
     assert (known(reports).loss, loss_step(known(reports))) == (2.0, 5)
+    report(eval_loss=3.0)
+    reports._take("eval_loss", 9.0, 4, NOW[0] - 1.0)
+    assert known(reports).values == {"eval_loss": 3.0}
+
+
+def test_a_loss_that_comes_late_from_a_gpu_is_of_the_step_at_which_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = SimpleNamespace(ended=7)
+    watch: Any = SimpleNamespace(recorder=recorder, thread=threading.get_ident())
+    reports = progress.begin(lambda: watch)
+    flights: list[Any] = []
+    monkeypatch.setattr(reports._reader, "read", lambda name, value, take: (flights.append(take), (None, ""))[1])
+    report(loss=OnGpu(math.nan))
+    recorder.ended = 9
+    flights[0](math.nan)
+    progress.end(reports)
+    assert (known(reports).counted, known(reports).bad_since) == (7, 7)
+
+
+def test_a_part_that_ends_while_a_graph_is_captured_asks_for_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    recorder = SimpleNamespace(ended=7, left_training=lambda: calls.append("left"))
+    watch: Any = SimpleNamespace(recorder=recorder, thread=threading.get_ident())
+    reports = progress.begin(lambda: watch)
+    for captured in (True, False):
+        monkeypatch.setattr("ranktop.agent.facts.capturing", lambda captured=captured: captured)
+        with annotate("validation"):
+            assert calls == []
+    progress.end(reports)
+    assert calls == ["left"]
 
 
 def test_nothing_is_copied_into_a_graph_that_is_being_captured(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:

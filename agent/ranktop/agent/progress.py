@@ -43,7 +43,7 @@ FIELDS: Final = ("epoch", "loss", "learning_rate", "gradient_norm", "tokens_per_
 _clock: Final = time.perf_counter
 
 
-class Told(NamedTuple):
+class Number(NamedTuple):
     """One number, the trainer's step it belongs to, and when it was told."""
 
     value: float
@@ -61,8 +61,8 @@ class Reports:
         self.watch = watch
         self.activities: dict[int, list[Any]] = {}
         """Thread -> what it is in, the innermost last (``annotate``)."""
-        self._told: dict[str, Told] = {}
-        self._values: dict[str, Told] = {}
+        self._told: dict[str, Number] = {}
+        self._values: dict[str, Number] = {}
         self._step: int | None = None
         self._total: int | None = None
         self._at: float | None = None
@@ -96,37 +96,38 @@ class Reports:
         if total_steps is not None:
             self._total = whole(total_steps)
         self._at, self.source = now, source
-        step = self._step
+        step, counted = self._step, self._count_of_own() if told.get("loss") is not None else None
         for name, value in told.items():
             if value is None:
                 continue
             if type(value) is float:
-                self._take(name, value, step, now)
+                self._take(name, value, step, now, counted)
             elif name in FIELDS or name in self._values or self._room(name):
-                self._read(name, value, step, now)
+                self._read(name, value, step, now, counted)
         if tokens is not None:
             self._count(tokens, now)
         if self._reader.waiting:
             self._reader.collect()
 
-    def _read(self, name: str, value: Any, step: int | None, now: float) -> None:
+    def _read(self, name: str, value: Any, step: int | None, now: float, counted: int | None) -> None:
         """Take a number of another kind than float; one on a GPU is taken when it has arrived."""
-        number, why = self._reader.read(name, value, lambda arrived: self._take(name, arrived, step, now))
+        number, why = self._reader.read(name, value, lambda arrived: self._take(name, arrived, step, now, counted))
         if number is not None:
-            self._take(name, number, step, now)
+            self._take(name, number, step, now, counted)
         elif why:
             self._complain(f"report: {name} {why}, ignored", name)
 
-    def _take(self, name: str, value: float, step: int | None, at: float) -> None:
-        last = self._told.get(name)
+    def _take(self, name: str, value: float, step: int | None, at: float, counted: int | None = None) -> None:
+        """Keep a number. ``step``, ``at`` and ``counted`` (this rank's own steps) are of when it was told."""
+        last = self._told.get(name) or self._values.get(name)
         if last is not None and last.at > at:
             return  # A newer one, that did not have to come from a GPU, was faster.
         if name == "loss":
-            self._loss(value, step, at)
+            self._loss(value, step, at, counted)
         if name in FIELDS:
-            self._told[name] = Told(value, step, at)
+            self._told[name] = Number(value, step, at)
         elif name in self._values or self._room(name):
-            self._values[name] = Told(value, step, at)
+            self._values[name] = Number(value, step, at)
 
     def _room(self, name: str) -> bool:
         if len(self._values) < MOST_VALUES:
@@ -134,20 +135,24 @@ class Reports:
         self._complain(f"report: more than {MOST_VALUES} other values, {name} and more are ignored", "room")
         return False
 
-    def _loss(self, value: float, step: int | None, at: float) -> None:
+    def _count_of_own(self) -> int | None:
+        """Return the steps that this rank has finished."""
+        watch = self.watch()
+        recorder = watch.recorder if watch is not None else None
+        return recorder.ended if recorder is not None else None
+
+    def _loss(self, value: float, step: int | None, at: float, counted: int | None) -> None:
         last = self._told.get("loss")
         if last is not None and at > last.at:
             self._spacings.append(at - last.at)
-        watch = self.watch()
-        recorder = watch.recorder if watch is not None else None
-        self._counted = recorder.ended if recorder is not None else None
+        self._counted = counted
         if isfinite(value):
             self._bad = False
             return
         self._bad_losses += 1
         if not self._bad:
             self._bad = True
-            self._bad_since = step if step is not None else self._counted
+            self._bad_since = step if step is not None else counted
 
     def _count(self, tokens: Any, now: float) -> None:
         number, why = self._reader.read("tokens", tokens, None)
@@ -164,7 +169,7 @@ class Reports:
         first, last = kept[0], kept[-1]
         if last[0] > first[0]:
             rate = (last[1] - first[1]) / (last[0] - first[0])
-            self._told["tokens_per_second"] = Told(rate, self._step, now)
+            self._told["tokens_per_second"] = Number(rate, self._step, now)
 
     def left(self, what: str, thread: int) -> None:
         """An activity of a thread has ended: validation and saving belong to no step, nor to the time of its tokens."""
@@ -176,7 +181,12 @@ class Reports:
             if self._tokens:
                 self._tokens = deque([(_clock(), self._tokens[-1][1])])
             watch = self.watch()
-            if watch is not None and watch.recorder is not None and watch.thread == thread:
+            if watch is None or watch.recorder is None or watch.thread != thread:
+                return
+            from ranktop.agent.facts import capturing
+
+            # An event that is asked for while a CUDA graph is captured would break the capture.
+            if not capturing():
                 watch.recorder.left_training()
         except Exception as error:
             self._complain(f"annotate: {type(error).__name__}, ignored")

@@ -117,7 +117,10 @@ class Reader:
             return
         while self._flights:
             # Taken out before it is asked about: another thread may do the same, and each value is one's own.
-            flight = self._flights.popleft()
+            try:
+                flight = self._flights.popleft()
+            except IndexError:
+                return
             if not flight.event.query():
                 self._flights.appendleft(flight)
                 return
