@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,9 @@ import torch
 
 import ranktop.agent
 from ranktop.agent import annotate, progress, report
+from ranktop.agent.identity import discover
 from ranktop.agent.progress import Reports
+from ranktop.agent.sampler import Sampler
 from ranktop.agent.told_numbers import SLOTS, SPACING, Reader
 from ranktop.probes.steps import StepRecorder
 from ranktop.wire.codec import decode_body, encode_body
@@ -205,6 +208,17 @@ def test_eight_other_values_are_kept_under_clean_names(reports: Reports, capfd: 
     assert len(found.values) == 8
     assert all(name.startswith("value0") and len(name) == 32 for name in found.values)
     assert len(said(capfd)) == 1
+
+
+def test_an_agent_that_gets_no_thread_keeps_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sampler = Sampler(discover("train.py"), tmp_path, "train.py", 1.0)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError):
+        sampler.start()
+    assert progress.current is None
 
 
 def test_a_child_process_a_stopped_agent_and_none_at_all_take_nothing(reports: Reports) -> None:

@@ -97,6 +97,14 @@ class Sampler(threading.Thread):
         self._hook_seconds = 0.0
         self._reports = progress.begin(lambda: self.watch)
 
+    def start(self) -> None:
+        """Begin. Where no thread can be had, nothing of what the script tells is kept either."""
+        try:
+            super().start()
+        except BaseException:
+            progress.end(self._reports)
+            raise
+
     def mark_baseline(self) -> None:
         """Count what malloc holds now as runtime: the script has not made its model yet."""
         self.host_allocator.mark_baseline()
