@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from ranktop.agent.simulation.job import Setup
@@ -12,7 +13,7 @@ from ranktop.budget.live import live_budget
 from ranktop.budget.plan import Fsdp, Layout, Plan
 from ranktop.tui.session import expected as module
 from ranktop.tui.session.expected import alike, expected
-from ranktop.wire.schema import Card
+from ranktop.wire.schema import Card, Table
 
 UNEVEN = Inventory.of([
     Kind((37, 5), "float32"), Kind((64, 3), "float32", unit=1), Kind((7, 11), "bfloat16", unit=1, shard_dim=1),
@@ -70,3 +71,18 @@ def test_what_depends_on_the_rank_itself_is_not_shared() -> None:
     assert alike(UNEVEN, dp) is None
     staged = replace(plan, layout=replace(plan.layout, pipeline=2, pipeline_rank=1))
     assert alike(UNEVEN, staged) != alike(UNEVEN, replace(staged, layout=replace(staged.layout, pipeline_rank=0)))
+
+
+def test_nothing_is_compared_with_the_activations_of_a_cpu_jobs_first_step() -> None:
+    """It loads libraries, too, through the malloc that serves the tensors."""
+    setup = Setup(2, strategy="ddp")
+    card = setup.card(0, pid=1)
+    assert card.plan is not None
+    on_host = msgspec.structs.replace(card, plan=replace(card.plan, host=True))
+    for one, first, compared in ((on_host, True, False), (on_host, False, True), (card, True, True)):
+        budget = expected(one, Table(step=1, first=first))
+        assert budget is not None
+        amounts = budget.at("forward_end")
+        assert amounts["activations"].bytes
+        assert (amounts["activations"].tolerance is not None) == compared
+        assert amounts["parameters"].tolerance == 0

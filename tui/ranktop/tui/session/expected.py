@@ -90,7 +90,25 @@ def _compute(card: Card, plan: Plan, first: bool) -> Budget:
     from ranktop.budget.live import live_budget
 
     assert card.inventory is not None
-    return live_budget(card.inventory, plan, card.model, first_step=first)
+    budget = live_budget(card.inventory, plan, card.model, first_step=first)
+    return _unsettled(budget) if first and plan.host else budget
+
+
+def _unsettled(budget: Budget) -> Budget:
+    """Return the budget with activations that nothing is compared with.
+
+    The first step of a CPU job also loads libraries, through the same malloc.
+    """
+    return replace(
+        budget,
+        moments={
+            moment: {
+                name: replace(amount, within=None) if name == "activations" else amount
+                for name, amount in amounts.items()
+            }
+            for moment, amounts in budget.moments.items()
+        },
+    )
 
 
 def peak_moment(table: Table | None) -> str | None:
