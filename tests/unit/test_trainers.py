@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.abc
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import pytest
 from torch import nn
 
-from ranktop.agent import trainers
+from ranktop.agent import imports, trainers
 from ranktop.agent.imports import when_imported
 from ranktop.agent.trainers import Told, forget, tell, told
 from ranktop.agent.trainers.weigh import weigh
@@ -59,14 +63,43 @@ def test_each_module_that_is_waited_for_calls_back_once_and_its_failure_stays_he
     assert calls == [1, "bad", "at once"]
     (tmp_path / "rt_broken.py").write_text("value = 3\n")
     sys.modules.pop("rt_broken", None)
-    import importlib
-
     importlib.invalidate_caches()
     importlib.import_module("rt_broken")
     assert calls[-1] == "never", "an import that failed may be tried again"
     assert [finder for finder in sys.meta_path if finder not in before] == []
     for name in ("rt_pack", "rt_pack.inner", "rt_broken"):
         sys.modules.pop(name, None)
+
+
+class Sealed(importlib.abc.Loader):
+    """A loader that nobody can put anything on."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["value"] = 5
+
+
+def test_a_loader_that_cannot_be_followed_loads_as_ever(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object, target: object = None) -> ModuleSpec | None:
+            return ModuleSpec(name, Sealed()) if name == "rt_sealed" else None
+
+    finder = imports._Finder()
+    monkeypatch.setattr(imports, "_finder", finder)
+    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+    when_imported("rt_sealed", lambda: None)
+    try:
+        assert importlib.import_module("rt_sealed").value == 5
+    finally:
+        sys.modules.pop("rt_sealed", None)
+    assert "not told when rt_sealed has been imported" in capsys.readouterr().err
 
 
 def test_the_agent_imports_no_trainer_by_itself() -> None:

@@ -73,7 +73,10 @@ class _Finder(importlib.abc.MetaPathFinder):
             for loaded in waiting:
                 _call(name, loaded)
 
-        loader.exec_module = _executor(loader.exec_module, done)  # type: ignore[method-assign, assignment]
+        try:
+            loader.exec_module = _executor(loader.exec_module, done)  # type: ignore[method-assign, assignment]
+        except (AttributeError, TypeError) as error:  # a loader of a script's own kind: its import goes on as it is
+            say(f"the agent is not told when {name} has been imported: {one_line(error)}")
 
 
 def _call(name: str, loaded: Callable[[], None]) -> None:
