@@ -374,7 +374,12 @@ def test_a_loss_that_comes_late_from_a_gpu_is_of_the_step_at_which_it_was_told(m
     watch: Any = SimpleNamespace(recorder=recorder, thread=threading.get_ident())
     reports = progress.begin(lambda: watch)
     flights: list[Any] = []
-    monkeypatch.setattr(reports._reader, "read", lambda name, value, take: (flights.append(take), (None, ""))[1])
+
+    def send(name: str, value: object, take: Any) -> tuple[None, str]:
+        flights.append(take)
+        return None, ""
+
+    monkeypatch.setattr(reports._reader, "read", send)
     report(loss=OnGpu(math.nan))
     recorder.ended = 9
     flights[0](math.nan)
