@@ -6,8 +6,10 @@ writes what it found to ``counted-<rank>.json``.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -72,6 +74,13 @@ def count(model: torch.nn.Module, optimizer: Any) -> None:
 
 
 class Counting(TrainerCallback):
+    beside: tuple[TrainerCallback, ...] = ()
+    """Callbacks that are copied and pickled from within an evaluation, as searches for hyperparameters do."""
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for each in self.beside:
+            pickle.dumps(copy.deepcopy(each))
+
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == COUNT_AT:
             count(kwargs["model"], kwargs["optimizer"])
@@ -99,7 +108,9 @@ def ddp() -> None:
         save_steps=10,
         per_device_eval_batch_size=1,
     )
-    trainer = Trainer(llama(), args, train_dataset=Texts(4000), eval_dataset=Texts(120), callbacks=[Counting()])
+    counting = Counting()
+    trainer = Trainer(llama(), args, train_dataset=Texts(4000), eval_dataset=Texts(120), callbacks=[counting])
+    counting.beside = tuple(each for each in trainer.callback_handler.callbacks if each is not counting)
     trainer.train()
     if args.process_index == 0:
         print("callbacks:", *(type(each).__name__ for each in trainer.callback_handler.callbacks))

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy
 import pytest
 import torch
@@ -97,6 +98,18 @@ def test_any_kind_of_number_is_read(
     report(step=1, loss=value)
     assert known(reports).loss == number
     assert said(capfd) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "step"),
+    [(torch.tensor(7), 7), (numpy.int64(7), 7), (7.0, 7), (2**63, None), (-(2**70), None), (10**400, None)],
+    ids=lambda value: str(value)[:12],
+)
+def test_a_step_is_any_whole_number_that_a_message_can_carry(reports: Reports, value: Any, step: int | None) -> None:
+    report(step=value, total_steps=value, loss=0.5)
+    found = known(reports)
+    assert (found.step, found.total_steps, found.loss) == (step, step, 0.5)
+    msgspec.msgpack.encode(found)
 
 
 class Sharded(torch.Tensor):

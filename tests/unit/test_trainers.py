@@ -175,3 +175,15 @@ def test_a_base_is_recognised_under_its_adapters_only_when_these_are_all_that_is
     plain, dropped = activations(LLAMA, plan), activations(LLAMA, replace(plan, lora=replace(lora, dropout=0.05)))
     # Each adapter keeps its own input in fp32 and a mask of a byte, where both of a block read the same tensor before.
     assert dropped.blocks - plain.blocks > 3 * 2 * 4 * 128 * 128
+
+
+def test_a_trainer_of_an_unknown_version_costs_a_line_and_not_what_the_others_say(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken() -> Told:
+        raise AttributeError("moved")
+
+    trainers._readers.extend((broken, lambda: TOLD))
+    assert told() == TOLD
+    assert told() == TOLD
+    assert capsys.readouterr().err.count("AttributeError: moved") == 1

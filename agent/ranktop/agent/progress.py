@@ -15,7 +15,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ranktop.agent.say import say
-from ranktop.agent.told_numbers import Reader, whole
+from ranktop.agent.told_numbers import Reader
 
 if TYPE_CHECKING:
     from ranktop.agent.watch import Watch
@@ -25,6 +25,9 @@ MOST_VALUES: Final = 8
 """Names beside the known fields that are kept."""
 
 NAME_LENGTH: Final = 32
+
+MOST_STEPS: Final = 2**53
+"""No message and no recording carries a larger count."""
 
 MOST_COMPLAINTS: Final = 4
 """Lines about what is ignored, in all."""
@@ -91,10 +94,10 @@ class Reports:
     def _tell(self, source: str, step: Any, total_steps: Any, told: Mapping[str, Any], tokens: Any) -> None:
         now = _clock()
         if step is not None:
-            self._step = whole(step) if type(step) is not int else step
+            self._step = step if type(step) is int and abs(step) < MOST_STEPS else self._whole("step", step)
             self.stepper = source
         if total_steps is not None:
-            self._total = whole(total_steps)
+            self._total = self._whole("total_steps", total_steps)
         self._at, self.source = now, source
         step, counted = self._step, self._count_of_own() if told.get("loss") is not None else None
         for name, value in told.items():
@@ -108,6 +111,13 @@ class Reports:
             self._count(tokens, now)
         if self._reader.waiting:
             self._reader.collect()
+
+    def _whole(self, name: str, value: Any) -> int | None:
+        """Return a count of steps; None for what is none, such as an endless run's infinity."""
+        number, why = self._reader.read(name, value, None)
+        if why:
+            self._complain(f"report: {name} {why}, ignored", name)
+        return int(number) if number is not None and abs(number) < MOST_STEPS else None
 
     def _read(self, name: str, value: Any, step: int | None, now: float, counted: int | None) -> None:
         """Take a number of another kind than float; one on a GPU is taken when it has arrived."""

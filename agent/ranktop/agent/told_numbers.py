@@ -21,12 +21,6 @@ MOST_NAMES: Final = 64
 """Names of values on a GPU that are remembered."""
 
 
-def whole(value: Any) -> int | None:
-    """Return a count of steps as an integer; None for what is none."""
-    number, _ = plain(value)
-    return int(number) if number is not None and abs(number) < 2**53 else None
-
-
 def plain(value: Any) -> tuple[float | None, str]:
     """Return a number that is no tensor, or why it can't be taken: the rest of a sentence."""
     if isinstance(value, (numbers.Real, Decimal)) or type(value).__module__ == "numpy":

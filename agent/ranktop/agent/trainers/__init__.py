@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from ranktop.agent.imports import when_imported
+from ranktop.agent.runner import one_line
+from ranktop.agent.say import say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +88,13 @@ def forget(trainer: str) -> None:
 def told() -> Told | None:
     """Return what all trainers of the job say together: the higher one's word first, the name its own."""
     said = list(_told.values())
-    for read in _readers:
-        found = read()
+    for read in list(_readers):
+        try:
+            found = read()
+        except Exception as error:  # of a version that keeps it elsewhere: what is seen of the model goes on
+            _readers.remove(read)
+            say(f"what {read.__module__.rsplit('.', 1)[-1]} says is not read: {one_line(error)}")
+            continue
         if found is not None:
             said.append(found)
     if not said:

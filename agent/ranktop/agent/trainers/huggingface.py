@@ -72,13 +72,25 @@ class RanktopCallback(TrainerCallback):
     """
 
     def __init__(self, push: Any = False) -> None:
+        self._push = push
+        self._begin()
+        self._start()
+
+    def _begin(self) -> None:
         self._sound = True
         self._activity: Any = None
         self._what = ""
         self._told = ""
-        self._push = push
         self._pusher: Pusher | None = None
-        self._start()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave what belongs to this process behind: scripts copy and pickle a Trainer, also from within an event."""
+        return {"_push": self._push}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin anew in another process, or in a copy of the Trainer."""
+        self._push = state["_push"]
+        self._begin()
 
     def _start(self) -> None:
         """Start the agent before the Trainer wraps the model, so that it sees the wrapper."""
