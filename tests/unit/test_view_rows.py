@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from device_view import LIVE, snapshot
 from fake_job import FakeClock, FakeSource, fsdp_job, host_job
 
+from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.terms import STATES, Amount, Budget
 from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Session, Snapshot
+from ranktop.tui.view.facts import card_block
 from ranktop.tui.view.frame import Frame, frame
 from ranktop.tui.view.layout import heights, scrolled
 from ranktop.tui.view.options import Options
@@ -220,3 +223,13 @@ def test_differences_that_cancel_out_are_not_hidden() -> None:
     assert made.table.rows[2].total_delta == 0
     assert "±3.0" in text(made.numbers[2])
     assert any("bad bold" in style for _, style in made.numbers[2])
+
+
+def test_the_card_says_how_many_parameters_are_trained_where_not_all_are() -> None:
+    view = snapshot(fsdp_job()).ranks[0]
+    assert view.card is not None
+    frozen = [Kind((1000, 40), "bfloat16", trainable=False), Kind((8, 40), "float32")]
+    for kinds, told in ((frozen, "40.3K parameters in 2 tensors, 320 of them trained"), (frozen[1:], "in 1 tensors")):
+        card = msgspec.structs.replace(view.card, model="PeftModel", inventory=Inventory.of(kinds), revision=len(kinds))
+        words = " ".join(text(line) for line in card_block(replace(view, card=card), 200)).split(" strategy")[0]
+        assert words.rstrip().endswith(told), words

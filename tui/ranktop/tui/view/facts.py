@@ -172,7 +172,9 @@ def _card_facts(card: Card) -> list[tuple[str, str]]:
     facts: list[tuple[str, str]] = []
     model = card.model
     if card.inventory is not None and len(card.inventory):
-        model += f", {short_count(_numel(card))} parameters in {count(len(card.inventory))} tensors"
+        numel, trained = _numels_of(card)
+        model += f", {short_count(numel)} parameters in {count(len(card.inventory))} tensors"
+        model += f", {short_count(trained)} of them trained" if trained < numel else ""
     facts.append(("model", model or "not seen yet"))
     facts.append(("trainer", card.trainer))
     plan = card.plan
@@ -195,15 +197,17 @@ def _card_facts(card: Card) -> list[tuple[str, str]]:
     return [(name, text) for name, text in facts if text]
 
 
-_numels: dict[tuple[str, int, int, int], int] = {}
+_numels: dict[tuple[str, int, int, int], tuple[int, int]] = {}
 
 
-def _numel(card: Card) -> int:
+def _numels_of(card: Card) -> tuple[int, int]:
+    """Return how many numbers the model has, and how many of them are trained (an adapter's, say)."""
     key = (card.job.id, card.rank, card.pid, card.revision)
     if key not in _numels:
         if len(_numels) > 4096:
             _numels.clear()
-        _numels[key] = card.inventory.numel if card.inventory else 0
+        own = card.inventory
+        _numels[key] = (own.numel, own.trainable_numel) if own is not None else (0, 0)
     return _numels[key]
 
 
