@@ -35,10 +35,13 @@ def saw(monkeypatch: pytest.MonkeyPatch, job: FakeJob, rank: int, age: float = 0
     return sample
 
 
+@pytest.mark.parametrize("first", [False, True], ids=["later", "first"])
 @pytest.mark.parametrize("job", [fsdp_job(), host_job()], ids=["fsdp", "host"])
-def test_the_facts_are_what_the_dashboard_shows(monkeypatch: pytest.MonkeyPatch, job: FakeJob) -> None:
+def test_the_facts_are_what_the_dashboard_shows(monkeypatch: pytest.MonkeyPatch, job: FakeJob, first: bool) -> None:
     for rank in (0, 1):
-        sample = saw(monkeypatch, job, rank)
+        table = job.sample(rank, 5.0).table
+        assert table is not None
+        sample = saw(monkeypatch, job, rank, table=replace(table, first=first))
         found = facts()
         peak = peak_moment(sample.table)
         budget = expected(job.card(rank), sample.table)

@@ -119,15 +119,14 @@ def _expected(card: Card, table: Table) -> Budget | None:
 
 
 def _remembered(inventory: Inventory, plan: Plan, model: str, first: bool) -> Budget:
-    from ranktop.budget.live import live_budget
-    from ranktop.budget.live_choice import failed
+    from ranktop.budget.live_choice import failed, running_budget
 
     key = first, plan.checkpointing
     known = _budgets.get(key)
     if known is not None and known[:3] == (inventory, plan, model):
         return known[3]
     try:
-        budget = live_budget(inventory, plan, model, first_step=first)
+        budget = running_budget(inventory, plan, model, first_step=first)
     except Exception as error:
         budget = failed(error)
     _budgets[key] = inventory, plan, model, budget

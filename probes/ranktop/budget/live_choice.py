@@ -1,4 +1,4 @@
-"""What the dashboard and the agent say alike of a running rank: its peak moment, and which budget the bytes mean."""
+"""What the dashboard and the agent say alike of a running rank: its budget, which one the bytes mean, its peak."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import BUDGETED, MOMENTS, STATES, Amount, Budget, Memory
 
@@ -17,6 +18,17 @@ MUCH_LESS: Final = 0.7
 
 NEAR: Final = 0.1
 """How near measured activations must be to those of full checkpointing to be taken for them."""
+
+
+def running_budget(inventory: Inventory, plan: Plan, model: str, *, first_step: bool) -> Budget:
+    """Return what a running rank should hold; may raise for a plan that the rules can't read.
+
+    Of a CPU job's first step, in which libraries are loaded through the same malloc, no activations are compared.
+    """
+    from ranktop.budget.live import live_budget
+
+    found = live_budget(inventory, plan, model, first_step=first_step)
+    return _guessing(found) if first_step and plan.host else found
 
 
 def by_the_bytes(plan: Plan, measured: int | None, budget_of: Callable[[Plan], Budget]) -> Budget:
@@ -36,14 +48,19 @@ def by_the_bytes(plan: Plan, measured: int | None, budget_of: Callable[[Plan], B
     other = full.at("forward_end").get("activations")
     if other is not None and other.bytes and abs(measured - other.bytes) <= other.slack + NEAR * other.bytes:
         return full
+    return _guessing(found)
+
+
+def _guessing(budget: Budget) -> Budget:
+    """Return a budget whose activations are a guess, with which nothing is compared."""
     moments = {
         moment: {
             name: replace(amount, within=None) if name == "activations" and amount.bytes is not None else amount
             for name, amount in table.items()
         }
-        for moment, table in found.moments.items()
+        for moment, table in budget.moments.items()
     }
-    return replace(found, moments=moments)
+    return replace(budget, moments=moments)
 
 
 def failed(error: Exception) -> Budget:

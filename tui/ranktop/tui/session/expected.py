@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from ranktop.budget.inventory import Inventory
-from ranktop.budget.live_choice import ALLOCATED, allocated, by_the_bytes, failed, peak_of
+from ranktop.budget.live_choice import ALLOCATED, allocated, by_the_bytes, failed, peak_of, running_budget
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import MOMENTS, Amount, Budget
 from ranktop.wire.schema import Card, Table
@@ -87,28 +87,8 @@ def alike(inventory: Inventory, plan: Plan) -> tuple[str, tuple[int, ...]] | Non
 
 
 def _compute(card: Card, plan: Plan, first: bool) -> Budget:
-    from ranktop.budget.live import live_budget
-
     assert card.inventory is not None
-    budget = live_budget(card.inventory, plan, card.model, first_step=first)
-    return _unsettled(budget) if first and plan.host else budget
-
-
-def _unsettled(budget: Budget) -> Budget:
-    """Return the budget with activations that nothing is compared with.
-
-    The first step of a CPU job also loads libraries, through the same malloc.
-    """
-    return replace(
-        budget,
-        moments={
-            moment: {
-                name: replace(amount, within=None) if name == "activations" else amount
-                for name, amount in amounts.items()
-            }
-            for moment, amounts in budget.moments.items()
-        },
-    )
+    return running_budget(card.inventory, plan, card.model, first_step=first)
 
 
 def peak_moment(table: Table | None) -> str | None:
