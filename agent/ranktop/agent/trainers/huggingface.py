@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, zip_longest
 from typing import Any, Final, TypeVar
 
 from transformers.trainer_callback import TrainerCallback
@@ -31,6 +32,12 @@ RANK: Final = 2
 
 _NAMES: Final = {"loss": "loss", "learning_rate": "learning_rate", "grad_norm": "gradient_norm"}
 """What ``Trainer.log`` calls it -> what ``report`` does."""
+
+_MOST: Final = {"eval_": 3, "train_": 1, "": 4}
+"""How many other numbers of a kind are passed on, by how their names begin: together as many as ``report`` takes."""
+
+_SOUGHT: Final = ("loss", "accura", "margin", "kl", "reward", "entropy", "")
+"""What the names have in them that go before others where there are more: one of each first, the shortest."""
 
 _LEFT_OUT: Final = ("epoch", "step", "total_steps", "source", "tokens", "total_flos", "num_input_tokens_seen")
 _TIMES: Final = ("_runtime", "_per_second")
@@ -70,6 +77,9 @@ class RanktopCallback(TrainerCallback):
     makes to the script's own writer whenever the Trainer logs: ``"wandb"``, ``"tensorboard"``, True for both, or the
     writer itself.
     """
+
+    _chosen: frozenset[str] = frozenset()
+    """Which of the many numbers that it logs are passed on."""
 
     def __init__(self, push: Any = False) -> None:
         self._push = push
@@ -169,7 +179,10 @@ class RanktopCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Pass on what the Trainer logs."""
         if self._speaks(state):
-            _tell_logs(state, logs or {})
+            found = _numbers(logs or {})
+            self._chosen = _choose(self._chosen, [name for name in found if name not in _NAMES])
+            told = {_NAMES.get(name, name): found[name] for name in found if name in _NAMES or name in self._chosen}
+            progress.tell(SOURCE, step=state.global_step, total_steps=state.max_steps, epoch=state.epoch, **told)
         if self._pusher is not None:
             self._pusher.push(state.global_step)
 
@@ -276,10 +289,26 @@ def _number(args: Any, name: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def _tell_logs(state: Any, logs: Mapping[str, Any]) -> None:
-    told = {
-        _NAMES.get(name, name): value
+def _numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
         for name, value in logs.items()
         if name not in _LEFT_OUT and not name.endswith(_TIMES) and isinstance(value, (int, float))
     }
-    progress.tell(SOURCE, step=state.global_step, total_steps=state.max_steps, epoch=state.epoch, **told)
+
+
+def _choose(before: frozenset[str], names: Sequence[str]) -> frozenset[str]:
+    """Return the names of which numbers are passed on: those that were, and new ones while there is room."""
+    chosen = set(before)
+    groups: dict[str, list[str]] = {word: [] for word in _SOUGHT}
+    for name in sorted(names, key=len):
+        groups[next(word for word in _SOUGHT if word in name)].append(name)
+    for name in filter(None, chain.from_iterable(zip_longest(*groups.values()))):
+        kind = _kind(name)
+        if sum(_kind(each) == kind for each in chosen) < _MOST[kind]:
+            chosen.add(name)
+    return frozenset(chosen)
+
+
+def _kind(name: str) -> str:
+    return next(kind for kind in _MOST if name.startswith(kind))
