@@ -8,6 +8,7 @@ was measured (shapes, dtypes, forwards a step) stands against it, with a note on
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
@@ -73,6 +74,17 @@ def _meet(name: str, ours: str) -> None:
         _readers.append(module.read)
     else:
         module.met()
+
+
+def titled(package: str, kind: str = "") -> str:
+    """Return how a trainer is named on a card: its package, that one's version, and which of its classes it is."""
+    version = str(getattr(sys.modules.get(package), "__version__", "")).split("+", 1)[0]
+    return " ".join(filter(None, (package, version, kind)))
+
+
+def positive(value: object) -> int | None:
+    """Return a setting that counts something; None for what counts nothing, or is no number."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def tell(told: Told) -> None:

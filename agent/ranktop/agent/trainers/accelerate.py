@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
-from ranktop.agent.trainers import Told
+from ranktop.agent.trainers import Told, titled
 
 _DTYPES: Final = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """``Accelerator.mixed_precision`` -> dtype name; of fp8 only the words are known."""
@@ -17,9 +17,8 @@ def read() -> Told | None:
     state = getattr(getattr(module, "AcceleratorState", None), "_shared_state", None)
     if not state:
         return None
-    version = getattr(sys.modules.get("accelerate"), "__version__", "")
     return Told(
-        trainer=f"accelerate {version}".strip(),
+        trainer=titled("accelerate"),
         accumulation=_accumulation(module),
         precision=_DTYPES.get(str(state.get("_mixed_precision"))),
         rank=0,

@@ -5,11 +5,10 @@ Asked in the training thread at the beginning of a step that is followed, a few 
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Final
 
 from ranktop.agent import progress
-from ranktop.agent.trainers import Told
+from ranktop.agent.trainers import Told, titled
 from ranktop.probes import engines
 
 SOURCE: Final = "deepspeed engine"
@@ -24,9 +23,8 @@ def read() -> Told | None:
     if engine is None:
         return None
     _tell(engine)
-    version = getattr(sys.modules.get("deepspeed"), "__version__", "")
     return Told(
-        trainer=" ".join(filter(None, ("deepspeed", version.split("+", 1)[0], "engine"))),
+        trainer=titled("deepspeed", "engine"),
         micro_batch=int(engine.train_micro_batch_size_per_gpu()),
         accumulation=int(engine.gradient_accumulation_steps()),
         precision="bfloat16" if engine.bfloat16_enabled() else "float16" if engine.fp16_enabled() else None,

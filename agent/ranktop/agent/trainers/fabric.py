@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any
 
 from ranktop.agent import progress
 from ranktop.agent.runner import one_line
 from ranktop.agent.say import say
-from ranktop.agent.trainers import Told, tell
+from ranktop.agent.trainers import Told, tell, titled
 from ranktop.agent.trainers.lightning_words import dtype_of
 
 
@@ -30,10 +29,9 @@ class RanktopFabricCallback:
 def told_of(fabric: Any) -> Told:
     """Return what a Fabric says of the job."""
     package = type(fabric).__module__.split(".", 1)[0]
-    version = str(getattr(sys.modules.get(package), "__version__", ""))
     plugin = fabric.strategy.precision
     return Told(
-        trainer=" ".join(filter(None, (package, version, "Fabric"))),
+        trainer=titled(package, "Fabric"),
         precision=dtype_of(getattr(plugin, "precision", None)),
         rank=1,
     )

@@ -20,7 +20,7 @@ from ranktop.agent.push import Pusher
 from ranktop.agent.roots import ByIdentity
 from ranktop.agent.runner import one_line
 from ranktop.agent.say import say
-from ranktop.agent.trainers import Told, forget, tell
+from ranktop.agent.trainers import Told, forget, positive, tell, titled
 
 SOURCE: Final = "transformers Trainer"
 
@@ -279,14 +279,12 @@ def trainer_name(args: Any) -> str:
         package, name = parent.__module__.split(".", 1)[0], parent.__name__
         if package in ("transformers", "trl"):
             name = name.removesuffix("TrainingArguments" if package == "transformers" else "Config")
-            version = getattr(sys.modules.get(package), "__version__", "")
-            return " ".join(filter(None, (package, version, f"{name}Trainer")))
+            return titled(package, f"{name}Trainer")
     return SOURCE
 
 
 def _number(args: Any, name: str) -> int | None:
-    value = getattr(args, name, None)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return positive(getattr(args, name, None))
 
 
 def _numbers(logs: Mapping[str, Any]) -> dict[str, Any]:

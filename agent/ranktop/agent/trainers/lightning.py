@@ -20,7 +20,7 @@ from ranktop.agent.push import Pusher
 from ranktop.agent.roots import ByIdentity
 from ranktop.agent.runner import one_line
 from ranktop.agent.say import say
-from ranktop.agent.trainers import Told, forget, tell
+from ranktop.agent.trainers import Told, forget, positive, tell, titled
 from ranktop.agent.trainers.lightning_saves import Saving
 from ranktop.agent.trainers.lightning_words import dtype_of
 
@@ -271,12 +271,11 @@ def told_of(trainer: Any) -> Told:
         if parent.__module__.startswith(PACKAGES):
             package = parent.__module__.split(".", 1)[0]
             break
-    version = str(getattr(sys.modules.get(package), "__version__", ""))
     steps = _total(trainer)
     return Told(
-        trainer=" ".join(filter(None, (package, version, "Trainer"))),
+        trainer=titled(package, "Trainer"),
         micro_batch=_micro_batch(trainer),
-        accumulation=_whole(getattr(trainer, "accumulate_grad_batches", None)),
+        accumulation=positive(getattr(trainer, "accumulate_grad_batches", None)),
         precision=dtype_of(getattr(trainer, "precision", None)),
         max_steps=steps,
         rank=RANK,
@@ -286,13 +285,13 @@ def told_of(trainer: Any) -> Told:
 def _micro_batch(trainer: Any) -> int | None:
     """Return the batch size of the one loader there is; None where several are combined."""
     loader = getattr(trainer, "train_dataloader", None)
-    size = _whole(getattr(loader, "batch_size", None))
-    return size if size is not None else _whole(getattr(getattr(loader, "batch_sampler", None), "batch_size", None))
+    size = positive(getattr(loader, "batch_size", None))
+    return size if size is not None else positive(getattr(getattr(loader, "batch_sampler", None), "batch_size", None))
 
 
 def _total(trainer: Any) -> int | None:
     """Return the optimizer steps of the whole run; None where nothing ends it."""
-    given = _whole(getattr(trainer, "max_steps", None))
+    given = positive(getattr(trainer, "max_steps", None))
     try:
         estimated = float(trainer.estimated_stepping_batches)
     except Exception:  # it refuses some schedules
@@ -332,10 +331,6 @@ def _first(metrics: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 def _named(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics by names that are nobody else's."""
     return {name: value for name, value in metrics.items() if name not in ("step", "total_steps", "tokens", "source")}
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def _writer(trainer: Any) -> Any:
