@@ -13,7 +13,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from ranktop.agent import progress
+import ranktop.agent
+from ranktop.agent import attaching, progress
 from ranktop.agent.lightning import RanktopCallback
 from ranktop.agent.trainers import lightning as told_lightning
 from ranktop.agent.trainers import told
@@ -141,6 +142,22 @@ def test_a_callback_goes_along_with_a_trainer_that_is_pickled_for_spawned_ranks(
         again = pickle.loads(pickle.dumps(kind(push="tensorboard")))
         assert type(again) is kind
         assert again.state_dict() == {}
+
+
+def test_the_automatic_callback_does_not_start_again_what_a_script_has_ended(
+    tmp_path: Path, reports: progress.Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(tmp_path)
+    assert names(made) == ["AutomaticRanktopCallback"]
+    started: list[None] = []
+    monkeypatch.setattr(ranktop.agent, "attach", lambda *_: started.append(None))
+    monkeypatch.setattr(attaching, "_detached", None)
+    progress.end(reports)
+    made.fit(Lit(), loader())
+    assert len(started) == 1, "as in a rank that Lightning has started"
+    ranktop.agent.detach()
+    made.fit(Lit(), loader())
+    assert len(started) == 1
 
 
 class Saver:

@@ -106,7 +106,9 @@ def test_an_empty_variable_is_not_set(empty: str, tmp_path: Path) -> None:
          "ranktop.toml:2: record_bytes is read by the agents in the job's own environment alone: "
          "export RANKTOP_RECORD_BYTES there"),
         (b"[dashboard]\n\n# \xff\n", "ranktop.toml:3: not UTF-8"),
-        (b"#" * (1024**2 + 1), "ranktop.toml: larger than 1048576 bytes, which no configuration is"),
+        (b"#" * (64 * 1024 + 1), "ranktop.toml: larger than 65536 bytes, which no configuration is"),
+        ("x = " + "[" * 9000, "ranktop.toml: nested deeper than any configuration is"),
+        ("x = " + "9" * 5000, "ranktop.toml: not TOML: Exceeds the limit (4300 digits) for integer"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_with_place_and_the_right_name(text: str | bytes, told: str, tmp_path: Path) -> None:

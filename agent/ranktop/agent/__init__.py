@@ -32,9 +32,9 @@ def attach(model: nn.Module | None = None, *optimizers: Optimizer) -> None:
 
 def detach() -> None:
     """Stop the agent of this process and take every hook away; nothing happens when there is none."""
-    from ranktop.agent.attaching import stop
+    from ranktop.agent import attaching
 
-    stop()
+    attaching.detach()
 
 
 def report(

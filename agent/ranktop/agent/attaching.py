@@ -105,6 +105,8 @@ _agent: _Agent | None = None
 _left: _Agent | None = None
 """The parent's agent, in a forked child."""
 _registered = False
+_detached: int | None = None
+"""The process in which the script has ended its agent."""
 
 
 def start(script: str) -> None:
@@ -144,6 +146,18 @@ def followed() -> nn.Module | None:
 def started_late() -> bool:
     """Whether the agent of this process was started from within the script, which may have built its model before."""
     return _agent is not None and _agent.late
+
+
+def detached() -> bool:
+    """Whether the script has ended the agent of this process: then nothing but the script starts another one."""
+    return _agent is None and _detached == os.getpid()
+
+
+def detach() -> None:
+    """End the agent of this process because the script says so."""
+    global _detached
+    _detached = os.getpid()
+    stop()
 
 
 def stop() -> None:

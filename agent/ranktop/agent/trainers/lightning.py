@@ -256,6 +256,13 @@ class RanktopCallback(_base()):  # type: ignore[misc]
 class AutomaticRanktopCallback(RanktopCallback):
     """What the entry points give every Trainer where an agent runs; beside an explicit one it stays silent."""
 
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Start the agent in a rank that Lightning has started, but not again where the script has ended it."""
+        from ranktop.agent.attaching import detached
+
+        if not detached():
+            super().setup(trainer, pl_module, stage)
+
     def _follow(self, trainer: Any, pl_module: Any) -> None:
         """The hooks find a wrapper by themselves, but in a rank that Lightning has started without an agent."""
         from ranktop.agent.attaching import started_late

@@ -51,8 +51,9 @@ def _started_by_a_watched_rank() -> bool:
     """Whether Lightning's own launcher has started this process from a rank that has an agent."""
     if os.environ.get("RANKTOP_DISABLE", "") not in {"", "0"} or "LOCAL_RANK" not in os.environ:
         return False
+    from ranktop.agent.attaching import detached
     from ranktop.agent.identity import discover
     from ranktop.agent.own_launcher import leader
     from ranktop.wire.endpoints import job_directory
 
-    return leader() not in (None, os.getpid()) and job_directory(discover("").job.id).is_dir()
+    return not detached() and leader() not in (None, os.getpid()) and job_directory(discover("").job.id).is_dir()

@@ -19,8 +19,11 @@ else:
     import tomli as tomllib
 
 NAME: Final = "ranktop.toml"
-LARGEST: Final = 1024**2
+LARGEST: Final = 64 * 1024
 """Bytes of a file that is read."""
+
+MOST_LINES: Final = 500
+"""Lines at the beginning of a file whose numbers are told: to find them takes the square of their count."""
 
 _AT: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
@@ -57,6 +60,10 @@ class File:
             self.content = tomllib.loads(self._text)
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(self._located(str(error))) from None
+        except RecursionError:
+            raise ConfigError(f"{path}: nested deeper than any configuration is") from None
+        except ValueError as error:  # a number of more digits than Python reads
+            raise ConfigError(f"{path}: not TOML: {str(error).partition(';')[0]}") from None
 
     def _read(self, path: Path, asked: bool) -> str:
         try:
@@ -103,15 +110,15 @@ class File:
         found: dict[tuple[str, ...], int] = {}
         lines = self._text.split("\n")
         begins: int | None = None
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(lines[:MOST_LINES], 1):
             if begins is None and (not line.strip() or line.lstrip().startswith("#")):
                 continue
             begins = number if begins is None else begins
             try:
-                content = tomllib.loads("\n".join(lines[:number]))
-            except tomllib.TOMLDecodeError:
+                paths = _paths(tomllib.loads("\n".join(lines[:number])))
+            except (ValueError, RecursionError):
                 continue
-            for path in _paths(content):
+            for path in paths:
                 found.setdefault(path, begins)
             begins = None
         return found
