@@ -44,9 +44,7 @@ REPLAY_HINTS: Final[Hints] = (
 """The same of a recording."""
 
 
-def header(
-    snapshot: Snapshot, link: Link, options: Options, width: int, told: JobProgress | None = None
-) -> Line:
+def header(snapshot: Snapshot, link: Link, options: Options, width: int, told: JobProgress | None = None) -> Line:
     """Say which job, what strategy, how many ranks, which step and how alive the link is, in one line.
 
     ``told``: of which the loss is said here, for it has no line of its own.
