@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -48,7 +49,7 @@ def served() -> Iterator[Served]:
     path = record(JOB, items_of([*cards, *((9.0, rank, End(rank=rank, how="exit", code=0)) for rank in range(2))]))
     process = subprocess.Popen(
         [sys.executable, "-m", "ranktop.tui.cli", "serve", "--listen", "127.0.0.1:0", "replay", str(path)],
-        stdout=subprocess.PIPE, text=True, env=dict(os.environ) | {"TERM": "dumb", "LANG": "C"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ) | {"TERM": "dumb", "LANG": "C"},
     )  # fmt: skip
     try:
         assert process.stdout is not None
@@ -81,6 +82,9 @@ def test_only_who_has_the_token_is_let_in_and_ctrl_c_ends_all(served: Served) ->
     async def all_of_it() -> None:
         async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as client:
             at = served.address
+            with socket.create_connection(("127.0.0.1", int(at.rpartition(":")[2])), timeout=10) as stranger:
+                stranger.sendall(b"GET / HTTP/9.9\r\n\r\n")
+                assert b"400" in stranger.recv(100)
             assert await status(client, at + "/") == 401
             assert await status(client, at + "/?token=wrong") == 403
             assert await status(client, f"{at}/?token={served.token}", Host="evil.example") == 403
@@ -139,6 +143,8 @@ async def talk(client: aiohttp.ClientSession, served: Served, address: str, head
         assert len(dashboards) == 1
         served.process.send_signal(signal.SIGINT)
         assert served.process.wait(5) == 130
+        assert served.process.stderr is not None
+        assert served.process.stderr.read() == "", "the stranger has left no mark"
         assert not dashboards[0].is_running()
 
 

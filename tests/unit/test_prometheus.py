@@ -83,7 +83,8 @@ class Machine:
         said: list[str] = []
         environ = {"PATH_INFO": path, "REQUEST_METHOD": "GET", "HTTP_ACCEPT": accept, "HTTP_ACCEPT_ENCODING": "gzip"}
         body = b"".join(self.application(environ, lambda status, headers: said.extend([status, str(headers)])))
-        assert said[0] == ("404 Not Found" if path == "/nothing" else "200 OK")
+        odd = {"/nothing": "404 Not Found"} if "version=x" not in accept else {path: "500 Internal Server Error"}
+        assert said[0] == odd.get(path, "200 OK")
         return body.decode()
 
     def scrape(self) -> Series:
@@ -446,6 +447,13 @@ def test_openmetrics_is_spoken_where_it_is_asked_for(machine: Machine) -> None:
     assert (families["ranktop_steps"].type, families["ranktop_job"].type) == ("counter", "info")
     assert families["ranktop_memory_measured_bytes"].unit == "bytes"
     assert families["ranktop_step_duration_seconds"].type == "summary"
+
+
+def test_a_header_that_makes_no_sense_costs_a_line(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(3):
+        assert "the metrics cannot be given" in machine.text("application/openmetrics-text;version=x")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("ranktop: a scrape: ")
 
 
 def test_other_pages_point_to_the_metrics(machine: Machine) -> None:

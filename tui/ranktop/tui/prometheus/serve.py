@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import socketserver
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, TextIO
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
@@ -44,6 +45,10 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 class _Handler(WSGIRequestHandler):
     timeout = READ_SECONDS
 
+    def get_stderr(self) -> TextIO:
+        """Return where tracebacks go of clients that do not read or leave: nowhere."""
+        return io.StringIO()
+
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
 
@@ -63,7 +68,12 @@ def application(follower: Follower, wall: Callable[[], float] = time.time) -> _A
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         if path == "/metrics":
-            return metrics(environ, start)
+            try:
+                return metrics(environ, start)
+            except Exception as error:  # of what a client writes into its headers
+                follower.failed("a scrape", error)
+                start("500 Internal Server Error", [("Content-Type", "text/plain; charset=utf-8")])
+                return [b"the metrics cannot be given in that way\n"]
         if path == "/":
             start("200 OK", [("Content-Type", "text/html; charset=utf-8")])
             return [PAGE]

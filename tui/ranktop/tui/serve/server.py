@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 import textual_serve
 from aiohttp import WSMsgType, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from ranktop.tui.serve.gate import COOKIE, Gate, asked_here, from_own_page
 from ranktop.tui.serve.terminal import Dashboard
@@ -72,6 +74,7 @@ class Server:
 
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(signum, end, signum)
+        logging.getLogger("aiohttp.server").addFilter(_ours)
         runner = web.AppRunner(self.application, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         await web.SockSite(runner, listening).start()
@@ -138,6 +141,11 @@ class Server:
             await dashboard.end()
             self._dashboards.discard(dashboard)
         return browser
+
+
+def _ours(record: logging.LogRecord) -> bool:
+    """Tell whether to log: what a stranger sends that is no HTTP must not hide the address in the terminal."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 async def _draw(dashboard: Dashboard, browser: web.WebSocketResponse) -> None:
