@@ -208,6 +208,23 @@ def test_hosts_have_other_floors() -> None:
     assert "an extra copy?" in found.sentence
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_pages_that_were_never_touched_put_no_rank_out_of_line(ranks: int) -> None:
+    """A buffer of a GiB that ZeRO asks malloc for takes no room: then nothing seems to be left for the process."""
+
+    class Untouched(Lab):
+        def memory(self, rank: int, table: Held, most: int, cache: int) -> Memory:
+            held = super().memory(rank, table, most, cache)
+            if rank != 1:
+                return held
+            assert held.activations is not None
+            assert held.runtime is not None
+            return replace(held, activations=held.activations + held.runtime, runtime=0)
+
+    lab = Untouched(ranks, replace(ddp_plan(ranks), host=True), gpt(), host=True, runtime=400 * MIB)
+    assert lab.run(10).found() == []
+
+
 def test_unknown_categories_are_skipped() -> None:
     class Unknown(Lab):
         def memory(self, rank: int, table: Held, most: int, cache: int) -> Memory:

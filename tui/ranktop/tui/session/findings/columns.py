@@ -77,11 +77,18 @@ def column(windows: Windows, moment: str, category: str, value: Value, others: i
 
 
 def plain(moment: str, category: str) -> Value:
-    """Return the bytes as they were measured."""
+    """Return the bytes as they were measured.
+
+    Where nothing is left for the process itself, its allocator counts pages that were never touched (a large buffer of
+    a CPU job): what there is beside the states is not told apart then.
+    """
+    apart = category not in (*STATES, "buffers")
 
     def value(rank: int, step: Footprint) -> float | None:
         memory = step.moments.get(moment)
-        found: int | None = None if memory is None else getattr(memory, category)
+        if memory is None or (apart and memory.runtime == 0):
+            return None
+        found: int | None = getattr(memory, category)
         return found
 
     return value
