@@ -15,7 +15,8 @@ from fake_told import TOTAL, ToldJob, loss_at, told, told_fsdp
 from ranktop.budget.plan import Batch, Layout, Plan
 from ranktop.probes.reading import StepTimes
 from ranktop.tui.session.findings.finding import Finding
-from ranktop.tui.session.progress import JobProgress, losses, of_job, rate_of, rate_of_job
+from ranktop.tui.session.progress import JobProgress, losses, of_job, pace, rate_of, rate_of_job
+from ranktop.tui.session.rings import Ring
 from ranktop.tui.session.state import Session, Snapshot
 from ranktop.tui.status_json import job_json
 from ranktop.tui.status_table import progress_line
@@ -216,6 +217,16 @@ def test_what_is_left_follows_the_pace_of_the_last_quarter_of_an_hour() -> None:
     assert "step 1,204 of 5,000, 2 h left" in words(one)
     assert shown(told_fsdp(changes={0: {"total_steps": None}})).remaining is None
     assert shown(told_fsdp(), then=60.0).remaining is None, "it stands"
+
+
+def test_samples_that_waited_for_another_hub_and_come_at_once_are_no_pace() -> None:
+    usual = 2.31
+    (point, *_) = fsdp_job(1).history(0).points
+    for seconds, believed in ((1.5, usual), (60.0, 60.0 / 8)):
+        ring = Ring(100)
+        for t, step in ((0.0, 1200), (0.0, 1204), (seconds, 1208)):
+            ring.append(msgspec.structs.replace(point, t=100.0 + t, step=step))
+        assert pace(ring, 100.0 + seconds, usual) == pytest.approx(believed)
 
 
 def test_the_past_has_each_step_once_whoever_told_of_it() -> None:

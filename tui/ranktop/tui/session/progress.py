@@ -32,6 +32,9 @@ PACE_SECONDS: Final = 900.0
 PACE_STEPS: Final = 3
 """Steps in it, at least."""
 
+PACE_SHORT: Final = 30.0
+"""Seconds below which a pace may be an accident: samples that waited for another hub come all at once."""
+
 RATE_AGE: Final = 30.0
 """Seconds for which a told rate stands while it is not known how often losses come; three of these times else."""
 
@@ -214,16 +217,19 @@ def _remaining(snapshot: Snapshot, view: RankView) -> float | None:
     if view.stale or view.state in GONE:
         return None
     left = progress.total_steps - progress.step
-    pace = _pace(view.history, snapshot.now) if view.history is not None else None
-    pace = pace if pace is not None else snapshot.step_seconds
-    if pace is None or left < 0:
+    known = pace(view.history, snapshot.now, snapshot.step_seconds) if view.history is not None else None
+    each = known if known is not None else snapshot.step_seconds
+    if each is None or left < 0:
         return None
     since = progress.ages.get("step", progress.age) + (view.age or 0.0)
-    return max(0.0, left * pace - (since if since < pace else 0.0))
+    return max(0.0, left * each - (since if since < each else 0.0))
 
 
-def _pace(ring: Ring, now: float) -> float | None:
-    """Return the seconds from one step to the next, with all that lies between; None for too few steps."""
+def pace(ring: Ring, now: float, usual: float | None) -> float | None:
+    """Return the seconds from one step to the next, with all that lies between; None for too few steps.
+
+    ``usual``: the time of a step itself, below which no pace of a few seconds is believed.
+    """
     first: tuple[float, float] | None = None
     last: tuple[float, float] | None = None
     for t, step in zip(ring.column("t"), ring.column("step"), strict=True):
@@ -234,7 +240,8 @@ def _pace(ring: Ring, now: float) -> float | None:
         last = (t, step)
     if first is None or last is None or last[1] - first[1] < PACE_STEPS:
         return None
-    return (last[0] - first[0]) / (last[1] - first[1])
+    each = (last[0] - first[0]) / (last[1] - first[1])
+    return max(each, usual or 0.0) if last[0] - first[0] < PACE_SHORT else each
 
 
 # -- the past --------------------------------------------------------------------------------------------------------
