@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ranktop.agent import attaching, progress
+from ranktop.agent import attaching, progress, trainers
 from ranktop.agent.trainers import Told, deepspeed
 from ranktop.agent.trainers.weigh import weigh
 from ranktop.budget.plan import Plan, Precision
@@ -65,6 +65,15 @@ def test_an_engine_tells_its_batch_its_steps_and_its_learning_rate(engine: Engin
     found = told()
     assert (found.source, found.step, found.learning_rate, found.gradient_norm) == ("deepspeed engine", 3, 1e-3, 0.5)
     assert (found.loss, found.values) == (None, {})
+
+
+def test_an_engine_under_accelerate_does_not_name_the_trainer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = Told(trainer="accelerate 1.15.0", precision="bfloat16")
+    for readers in ([deepspeed.read, lambda: over], [lambda: over, deepspeed.read]):
+        monkeypatch.setattr(trainers, "_readers", readers)
+        said = trainers.told()
+        assert said is not None
+        assert (said.trainer, said.micro_batch, said.accumulation) == (over.trainer, 4, 2)
 
 
 def test_a_loss_scale_is_told_in_half_precision_only(engine: Engine) -> None:

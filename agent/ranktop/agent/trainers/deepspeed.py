@@ -13,6 +13,9 @@ from ranktop.probes import engines
 
 SOURCE: Final = "deepspeed engine"
 
+RANK: Final = -1
+"""Under all that is made of it: Accelerate, a Trainer."""
+
 
 def read() -> Told | None:
     """Return what the engine says that is watched, and tell its progress; None while there is none."""
@@ -28,6 +31,7 @@ def read() -> Told | None:
         micro_batch=int(engine.train_micro_batch_size_per_gpu()),
         accumulation=int(engine.gradient_accumulation_steps()),
         precision="bfloat16" if engine.bfloat16_enabled() else "float16" if engine.fp16_enabled() else None,
+        rank=RANK,
     )
 
 
