@@ -233,3 +233,11 @@ def test_the_card_says_how_many_parameters_are_trained_where_not_all_are() -> No
         card = msgspec.structs.replace(view.card, model="PeftModel", inventory=Inventory.of(kinds), revision=len(kinds))
         words = " ".join(text(line) for line in card_block(replace(view, card=card), 200)).split(" strategy")[0]
         assert words.rstrip().endswith(told), words
+
+
+def test_a_name_that_is_longer_than_the_cards_column_breaks_behind_a_dot() -> None:
+    view = snapshot(fsdp_job()).ranks[0]
+    assert view.card is not None
+    card = msgspec.structs.replace(view.card, notes=("checkpointing by torch.utils.checkpoint cannot be seen",))
+    rows = [text(line)[12:].rstrip() for line in card_block(replace(view, card=card), 33)]
+    assert rows[rows.index("checkpointing by") :][:3] == ["checkpointing by", "torch.utils.", "checkpoint cannot be"]

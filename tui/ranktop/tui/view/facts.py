@@ -165,7 +165,15 @@ def card_block(view: RankView, width: int) -> list[Line]:
 
 @lru_cache(maxsize=512)
 def _wrapped(text: str, width: int) -> tuple[str, ...]:
-    return tuple(wrap(text, width))
+    """Break between words; one that is longer than a line (a dotted name, a path) behind a dot, slash or underscore."""
+    words: list[str] = []
+    for word in text.split():
+        rest = word
+        while len(rest) > width and (cut := 1 + max(rest.rfind(mark, 0, width) for mark in "./_")):
+            words.append(rest[:cut])
+            rest = rest[cut:]
+        words.append(rest)
+    return tuple(wrap(" ".join(words), width))
 
 
 def _card_facts(card: Card) -> list[tuple[str, str]]:
