@@ -170,6 +170,15 @@ def test_a_moment_without_the_process_shows_runtime_with_other() -> None:
     assert reasons["runtime"].startswith(SHOWN_WITH)
 
 
+def test_a_moment_of_a_host_whose_pages_are_not_touched_keeps_its_activations() -> None:
+    """ZeRO's bucket, asked for after the moment and never touched, is no reason to find nothing at the moment."""
+    now = AllocatorReading(allocated=3_900, reserved=4_100, baseline=100, backend="malloc")
+    memory, reasons = at_moment(1_000, 1_100, STATES, now, device(process=2_000))
+    assert parts(memory) == {"activations": 490, "cache": 100, "runtime": None, "other": 5_000, "free": 4_000}
+    assert "2000 bytes" in reasons["runtime"]
+    assert add_up(memory) == 10_000
+
+
 def test_a_moment_whose_allocator_was_not_read() -> None:
     now = AllocatorReading(allocated=1_000, reserved=1_500)
     memory, reasons = at_moment(None, None, STATES, now, device())

@@ -84,6 +84,10 @@ def at_moment(
         # Nothing says how much of the process lies outside the allocator.
         past.at[3] = None
         past.at[4] = now.at[4] if past.at[2] is None else None
+    elif now.host and now.at[3] is not None and now.at[3] < above_now:
+        # How many of its pages were touched then is not known: what is resident now says nothing of it.
+        past.at[3], past.at[4] = None, now.at[4]
+        past.notes["process_used"] = f"{above_now - now.at[3]} bytes of malloc's memory are untouched now"
     else:
         shift = past.at[2] - above_now
         for level in (3, 4):
