@@ -11,7 +11,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from ranktop.tui.cli import FAILED, FOUND, INTERRUPTED, USAGE, matching
@@ -26,6 +25,9 @@ LISTEN: Final = "127.0.0.1:9400"
 """What an address looks like; also the default of the setting ``prometheus.listen``."""
 
 INSTALL: Final = "--prometheus needs the package prometheus-client: pip install 'ranktop[prometheus]'"
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+"""What ends it."""
 
 PATIENCE: Final = 0.8
 """Seconds that the end waits for the connections to be let go."""
@@ -67,33 +69,27 @@ def export(listen: str, wanted: str | None = None) -> int:
         return _complain(f"cannot listen on {clean(listen)}: {_why(error)}", FAILED)
     gc.freeze()  # a scrape of many ranks makes as many objects again, which are gone at once
     gc.set_threshold(100_000, 50, 100)
-    _say(host, serving.server_port, wanted=wanted)
-    threads = (follower.run, serving.serve_forever)
-    return _until_told(follower, threads)
+    # Waited for, not handled: a handler that wakes a thread by a lock can find that lock taken by its own thread.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        _say(host, serving.server_port, wanted=wanted)
+        return _until_told(follower, (follower.run, serving.serve_forever))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _until_told(follower: Follower, work: Iterable[Callable[[], None]]) -> int:
-    """Work on threads of their own until a signal comes, and let the connections go."""
-    told = threading.Event()
-    codes: list[int] = []
-
-    def end(number: int, _: FrameType | None) -> None:
-        codes.append(INTERRUPTED if number == signal.SIGINT else FOUND)
-        told.set()
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Work on threads of their own until a signal comes, and let the connections go. The signals are blocked."""
     threads = [threading.Thread(target=each, daemon=True, name="ranktop-export") for each in work]
     for thread in threads:
         thread.start()
-    told.wait()
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    code = INTERRUPTED if signal.sigwait(SIGNALS) == signal.SIGINT else FOUND
     follower.stop()
     threads[0].join(PATIENCE)
     if threads[0].is_alive():  # it hangs on a file system or a lock: nobody waits for it
         sys.stderr.flush()
-        os._exit(codes[0])
-    return codes[0]
+        os._exit(code)
+    return code
 
 
 def _say(host: str, port: int, *, wanted: str | None) -> None:
