@@ -4,6 +4,7 @@ import math
 import struct
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from ranktop.budget.plan import Fsdp, Layout, OptimizerPlan, Plan, State
 from ranktop.budget.terms import Memory
 from ranktop.probes.reading import Collectives, DeviceReading, GroupPosition, StepTimes
 from ranktop.wire import codec
+from ranktop.wire.progress import Progress
 from ranktop.wire.schema import (
     MAX_MESSAGE,
     SCHEMA_VERSION,
@@ -168,6 +170,21 @@ def test_numbers_that_are_none_are_harmless(value: float) -> None:
     batch = Batch(hub="h", job=JOB, now=1.0, snapshot=False, last=0, items=(Item(0, value, b"", b""),))
     with pytest.raises(codec.BadMessage):
         codec.decode_batch(codec.encode_batch(batch))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"values": {f"v{number}": 1.0 for number in range(10_000)}},
+        {"not_finite": {f"v{number}": "nan" for number in range(100)}},
+        {"values": {"v" * 300: 1.0}},
+        {"not_finite": {"loss": "n" * 300}},
+    ],
+)
+def test_more_than_an_agent_tells_is_refused_for_a_screen_would_stall(told: dict[str, dict[str, Any]]) -> None:
+    data = codec.encode_body(Sample(rank=3, progress=Progress(**told)))  # type: ignore[arg-type]
+    with pytest.raises(codec.BadMessage, match="progress"):
+        codec.decode_body(header("sample"), data)
 
 
 def test_bytes_that_only_look_like_a_nan_are_read() -> None:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+MOST_NAMES = 64
+"""Names that one message may tell values of: more than any agent tells, so that a made-up one cannot stall a screen."""
+
+_Name = Annotated[str, msgspec.Meta(max_length=256)]
+_Few = msgspec.Meta(max_length=MOST_NAMES)
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -21,21 +29,21 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gradient_norm: float | None = None
     tokens_per_second: float | None = None
     """Of this rank, from the tokens that it told and the time between them."""
-    values: dict[str, float] = {}
+    values: Annotated[dict[_Name, float], _Few] = {}
     """Whatever else was told by name, e.g. ``eval_loss``; at most 8."""
     age: float = 0.0
     """Seconds from the last word of any kind to the sample."""
     source: str = ""
     """Who told it: ``script``, ``transformers Trainer``, ``lightning``."""
-    steps: dict[str, int] = {}
+    steps: Annotated[dict[_Name, int], _Few] = {}
     """Field or name in ``values`` -> the trainer's step that it was told at, where that is another than ``step``."""
-    ages: dict[str, float] = {}
+    ages: Annotated[dict[_Name, float], _Few] = {}
     """Field or name in ``values`` -> seconds from when it was told to the sample, where older than ``age``."""
     counted: int | None = None
     """Steps that this rank had finished by its own count (``Sample.step``) when the loss was told."""
     every: float | None = None
     """Seconds that usually pass from one loss told to the next; None before the third."""
-    not_finite: dict[str, str] = {}
+    not_finite: Annotated[dict[_Name, _Name], _Few] = {}
     """Field or name -> ``nan``, ``inf`` or ``-inf``: what it is instead of a number."""
     bad_losses: int = 0
     """Losses told since the start that were no finite number."""

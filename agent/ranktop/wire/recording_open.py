@@ -31,9 +31,11 @@ def connect(path: Path) -> sqlite3.Connection:
         raise RecordingError(f"{clean(str(path))} is not a file")
     if not os.access(path, os.R_OK):
         raise RecordingError(f"{clean(str(path))} cannot be read: permission denied")
-    connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?{_how(path)}", uri=True, timeout=2.0, isolation_level=None, check_same_thread=False
-    )
+    where = f"{path.absolute().as_uri()}?{_how(path)}"
+    try:
+        connection = sqlite3.connect(where, uri=True, timeout=2.0, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise RecordingError(f"{clean(str(path))} cannot be read: {error}") from None
     _limit(connection)
     return connection
 

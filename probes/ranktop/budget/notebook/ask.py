@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
@@ -65,8 +66,12 @@ def flags_of(given: Mapping[str, Any]) -> Flags:
         if value is None or value is False:
             continue
         if name == "trace_args":
+            if not isinstance(value, Mapping):
+                raise BadInput(f"--trace-args is a dict, not a {type(value).__name__}")
             typed["trace_arg"] = tuple(f"{key}={each}" for key, each in value.items())
         elif name == "strategy" and not isinstance(value, str):
+            if not isinstance(value, Sequence) or not all(isinstance(each, str) for each in value):
+                raise BadInput(f"--strategy is a name or a list of names, not {reprlib.repr(value)}")
             typed[name] = ",".join(value)
         elif name == "link" and isinstance(value, int | float):
             typed[name] = f"{_digits(value)}B/s"

@@ -83,7 +83,8 @@ def _described(config: Mapping[str, Any]) -> Model:
         return model_of(config, str(name))
     except BadInput as error:
         told = str(error) + (OTHER_MODELS if "model_type" in str(error) else "")
-        raise BadInput(f"--model: {told}") from None
+        # The config's own text must not reach a terminal as it is.
+        raise BadInput("".join(c if c.isprintable() else "?" for c in f"--model: {told}")) from None
 
 
 def _exists(path: Path) -> bool:
