@@ -111,6 +111,20 @@ def test_losses_of_a_module_that_returns_none_are_told_by_their_names(
     assert found.values == {"g_loss": 1.5, "d_loss": 2.5}
 
 
+def test_of_many_metrics_the_losses_go_first_and_the_others_cost_no_line(
+    tmp_path: Path, reports: progress.Reports, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Many(Lit):
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.log_dict({**{f"val_{name}": 1.0 for name in range(12)}, "val_loss": 7.0})
+
+    trainer(tmp_path).fit(Many(), loader(), loader())
+    found = reports.progress()
+    assert found is not None
+    assert found.values["val_loss"] == 7.0
+    assert "more than" not in capsys.readouterr().err
+
+
 def test_an_error_of_ours_ends_the_telling_and_nothing_else(
     tmp_path: Path, reports: progress.Reports, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -336,8 +336,10 @@ def _first(metrics: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def _named(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics by names that are nobody else's."""
-    return {name: value for name, value in metrics.items() if name not in ("step", "total_steps", "tokens", "source")}
+    """Return metrics by names that are nobody else's: half of what is shown, so that there is room for two kinds."""
+    names = (name for name in metrics if name not in ("step", "total_steps", "tokens", "source"))
+    first = sorted(names, key=lambda name: "loss" not in name)
+    return {name: metrics[name] for name in first[: progress.MOST_VALUES // 2]}
 
 
 def _writer(trainer: Any) -> Any:
