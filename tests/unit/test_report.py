@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -480,6 +481,40 @@ def test_functions_of_every_kind_are_decorated(reports: Reports) -> None:
     assert plain.__name__ == "plain"
     assert seen == ["plain", "plain", "batches", "later"]
     assert reports.activities == {}
+
+
+class Mute:
+    """An object that has no words."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("none")
+
+
+@pytest.mark.parametrize(
+    ("what", "shown"),
+    [(None, "None"), (b"x", "b'x'"), (7, "7"), (Mute(), "Mute")],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_text_is_shown_as_one(reports: Reports, what: Any, shown: str) -> None:
+    with annotate(what):
+        assert reports.activity(None) == shown
+
+
+def test_a_generator_that_is_left_within_a_part_ends_without_a_word() -> None:
+    script = """
+import builtins
+from ranktop.agent import annotate, progress
+progress.begin(lambda: None)
+
+def batches():
+    with annotate("validation"):
+        yield 1
+
+builtins.kept = batches()
+next(builtins.kept)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_one_annotation_may_be_entered_within_itself(reports: Reports) -> None:

@@ -30,7 +30,7 @@ class Annotation:
     __slots__ = ("_entered", "_what")
 
     def __init__(self, what: str) -> None:
-        self._what = what
+        self._what = what if type(what) is str else _words(what)
         self._entered: list[_Entry | None] = []
 
     def __enter__(self) -> Annotation:
@@ -91,3 +91,11 @@ class Annotation:
         elif inspect.isasyncgenfunction(wrapped):
             chosen = streaming
         return chosen  # type: ignore[no-any-return]
+
+
+def _words(what: object) -> str:
+    """Return what a script gives instead of a text as one: the agent's thread must not stumble over it."""
+    try:
+        return str(what)
+    except Exception:
+        return type(what).__name__

@@ -183,9 +183,11 @@ class Reports:
 
     def left(self, what: str, thread: int) -> None:
         """An activity of a thread has ended: validation and saving belong to no step, nor to the time of its tokens."""
-        from ranktop.wire.activity import kind_of
-
+        if sys.is_finalizing():  # a generator that was left in the middle: nothing can be imported any more
+            return
         try:
+            from ranktop.wire.activity import kind_of
+
             if not kind_of(what):
                 return
             if self._tokens:
