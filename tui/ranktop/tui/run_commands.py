@@ -90,8 +90,8 @@ def export(
 ) -> None:
     """Write a recording to a file, or serve live metrics.
 
-    A file has a row per rank and sample, or is a copy of the recording. --prometheus serves the metrics of this machine's
-    live jobs until Ctrl-C.
+    A file has a row per rank and sample, or is a copy of the recording. --prometheus serves the metrics of this
+    machine's live jobs until Ctrl-C.
 
     Exit codes: 0 written, 1 it cannot be read or written, 2 bad usage, 3 no such job.
     """
