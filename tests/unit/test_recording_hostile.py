@@ -122,6 +122,7 @@ def test_bytes_that_were_turned_raise_nothing_else(path: Path) -> None:
     (lambda path: None, "No such file"),
     (lambda path: path.mkdir(), "not a file"),
     (lambda path: os.mkfifo(path), "not a file"),
+    (lambda path: path.symlink_to("/proc/self/mem"), "cannot be read: "),
     (lambda path: path.write_bytes(b""), "no recording"),
     (lambda path: path.write_text("hello\n" * 1000), "damaged"),
 ])  # fmt: skip
