@@ -184,6 +184,7 @@ def test_a_trainer_of_an_unknown_version_costs_a_line_and_not_what_the_others_sa
         raise AttributeError("moved")
 
     trainers._readers.extend((broken, lambda: TOLD))
-    assert told() == TOLD
-    assert told() == TOLD
+    for _ in range(5):
+        assert told() == TOLD
     assert capsys.readouterr().err.count("AttributeError: moved") == 1
+    assert broken not in trainers._readers

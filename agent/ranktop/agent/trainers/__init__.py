@@ -55,8 +55,12 @@ READS: Final = {
 """Module of a trainer that keeps its state where it can be read -> module of ours with ``read() -> Told | None``, asked
 at every survey, in the training thread, once the former has been imported."""
 
+MOST_FAILURES: Final = 3
+"""Times that a reader may fail; then it is asked no more."""
+
 _awaited: set[str] = set()
 _readers: list[Callable[[], Told | None]] = []
+_failures: dict[Callable[[], Told | None], int] = {}
 _told: dict[str, Told] = {}
 
 
@@ -104,6 +108,9 @@ def told() -> Told | None:
         try:
             found = read()
         except Exception as error:  # of a version that keeps it elsewhere: what is seen of the model goes on
+            _failures[read] = _failures.get(read, 0) + 1
+            if _failures[read] < MOST_FAILURES:  # it may be half built yet
+                continue
             _readers.remove(read)
             say(f"what {read.__module__.rsplit('.', 1)[-1]} says is not read: {one_line(error)}")
             continue
