@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import re
@@ -114,6 +115,19 @@ def test_only_who_has_the_token_is_let_in_and_ctrl_c_ends_all(served: Served) ->
             await talk(client, served, at + place + "ws", {"Cookie": cookie, "Origin": at})
 
     asyncio.run(all_of_it())
+
+
+def test_strangers_who_hold_all_descriptors_do_not_fill_the_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    from ranktop.tui.serve.server import _trouble
+
+    loop = asyncio.new_event_loop()
+    try:
+        _trouble(loop, {"message": "full", "exception": OSError(errno.EMFILE, "Too many open files")})
+        assert caplog.records == []
+        _trouble(loop, {"message": "ours", "exception": ValueError("x")})
+        assert len(caplog.records) == 1
+    finally:
+        loop.close()
 
 
 async def talk(client: aiohttp.ClientSession, served: Served, address: str, headers: dict[str, str]) -> None:

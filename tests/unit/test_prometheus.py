@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
 import threading
 import time
@@ -454,6 +456,21 @@ def test_a_header_that_makes_no_sense_costs_a_line(machine: Machine, capsys: pyt
         assert "the metrics cannot be given" in machine.text("application/openmetrics-text;version=x")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("ranktop: a scrape: ")
+
+
+def test_a_machine_without_descriptors_is_no_reason_to_spin(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def accept(self) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    slept: list[float] = []
+    serving = serve.server("127.0.0.1", 0, machine.follower)
+    with contextlib.closing(serving.socket):
+        monkeypatch.setattr(time, "sleep", slept.append)
+        monkeypatch.setattr(serving, "socket", Full())
+        with pytest.raises(OSError, match="Too many"):
+            serving.get_request()
+    assert slept == [serve.PAUSE]
 
 
 def test_other_pages_point_to_the_metrics(machine: Machine) -> None:

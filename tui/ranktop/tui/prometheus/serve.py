@@ -18,6 +18,9 @@ from ranktop.tui.prometheus.follow import Follower
 READ_SECONDS: Final = 10.0
 """Seconds that a client may take for its question."""
 
+PAUSE: Final = 0.1
+"""Seconds until the next try to accept a connection."""
+
 PAGE: Final = (
     b"<!DOCTYPE html><html lang=en><title>ranktop</title><h1>ranktop</h1><p><a href=/metrics>Metrics</a> of the "
     b"training jobs on this machine.</html>\n"
@@ -37,6 +40,14 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         host, port = self.server_address[:2]
         self.server_name, self.server_port = str(host), int(port)
         self.setup_environ()
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Wait a moment where strangers have taken all descriptors: the connection stays ready, and this would spin."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(PAUSE)
+            raise
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: a client that leaves in the middle is its own business."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import signal
@@ -75,6 +76,7 @@ class Server:
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(signum, end, signum)
         logging.getLogger("aiohttp.server").addFilter(_ours)
+        loop.set_exception_handler(_trouble)
         runner = web.AppRunner(self.application, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         await web.SockSite(runner, listening).start()
@@ -146,6 +148,13 @@ class Server:
 def _ours(record: logging.LogRecord) -> bool:
     """Tell whether to log: what a stranger sends that is no HTTP must not hide the address in the terminal."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+def _trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Tell of what nothing else catches, but not that strangers hold all descriptors: asyncio tries again by itself."""
+    error = context.get("exception")
+    if not (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)):
+        loop.default_exception_handler(context)
 
 
 async def _draw(dashboard: Dashboard, browser: web.WebSocketResponse) -> None:
