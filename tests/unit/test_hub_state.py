@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 from hub_talk import JOB, Rank, kinds, read, state_of_hub
+from msgspec.structs import replace
 
 from ranktop.agent.hub_history import PointRing
 from ranktop.agent.hub_presence import GRACE, SILENCE, Presence
@@ -162,6 +163,19 @@ def test_end_of_a_process_is_told_for_its_present_life_only() -> None:
     header, body = read(item)
     assert (header.rank, header.pid, header.restart, header.seq) == (1, 101, 0, 1)
     assert body == End(rank=1, how="signal", code=9, detail="SIGKILL")
+
+
+def test_a_job_is_as_large_as_its_ranks_say_until_a_restart_makes_it_smaller() -> None:
+    state = state_of_hub()
+
+    def card(rank: int, world_size: int, restart: int = 0) -> int:
+        job = replace(state.job, world_size=world_size)
+        Rank(state, rank, pid=100 + restart, restart=restart).say(Card(job=job, rank=rank, restart=restart))
+        return state.job.world_size
+
+    # A script that starts its peers itself begins as the only rank.
+    assert [card(1, 8), card(0, 1)] == [8, 8]
+    assert [card(0, 6, restart=1), card(1, 6, restart=1)] == [6, 6]
 
 
 def test_new_life_clears_the_end_and_keeps_the_history() -> None:

@@ -144,6 +144,7 @@ class HubState:
         self.refused = 0
         self.turned_away = 0
         """Of those refused: connections. No message was lost with them, and viewers are not told that one was."""
+        self._restart = 0
         self._marks: deque[tuple[bool, Item]] = deque(maxlen=_MARKS)
         """With whether they are this hub's own."""
         self._nodes: Item | None = None
@@ -160,11 +161,20 @@ class HubState:
         if rank is not None:
             rank.seq = max(rank.seq, header.seq)
             if isinstance(message, Card):
-                self.job = message.job
+                self._take_job(message)
             self.keep(rank, message, t, head, body)
         elif isinstance(message, (Box, End)):
             self.keep_late(header, message, t, head, body)
         return header
+
+    def _take_job(self, card: Card) -> None:
+        """Take what a card says of the job. A rank that starts its peers itself begins as the only one; only a restart
+        makes a job smaller."""
+        size = card.job.world_size
+        if card.restart <= self._restart:
+            size = max(size, self.job.world_size)
+        self._restart = max(self._restart, card.restart)
+        self.job = replace(card.job, world_size=size)
 
     def as_of_this_job(self, card: Card, body: bytes) -> tuple[Card, bytes]:
         """Return a card, and its bytes, as one of this job: the hub of another node has another id for it."""

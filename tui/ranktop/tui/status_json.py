@@ -34,7 +34,7 @@ def job_json(snapshot: Snapshot, job_id: str = "") -> dict[str, Any]:
         "name": job.name if job else None,
         "simulated": simulated(view.card for view in snapshot.ranks),
         "state": snapshot.state,
-        "world_size": job.world_size if job else None,
+        "world_size": snapshot.world_size if job else None,
         "strategy": strategy_json(snapshot),
         "step": snapshot.step,
         "step_seconds": snapshot.step_seconds,
