@@ -7,11 +7,13 @@ writes what it found to ``counted-<rank>.json``.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import pickle
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,12 @@ class Counting(TrainerCallback):
             count(kwargs["model"], kwargs["optimizer"])
 
 
+def on_a_slow_disk(save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Save for longer than a few samples take: of a model this small a save would pass between two of them."""
+    save(*args, **kwargs)
+    time.sleep(0.4)
+
+
 def arguments(**more: Any) -> TrainingArguments:
     return TrainingArguments("out", **{**common(), **more})
 
@@ -108,8 +116,9 @@ def ddp() -> None:
         save_steps=10,
         per_device_eval_batch_size=1,
     )
-    counting = Counting()
-    trainer = Trainer(llama(), args, train_dataset=Texts(4000), eval_dataset=Texts(120), callbacks=[counting])
+    counting, model = Counting(), llama()
+    model.save_pretrained = functools.partial(on_a_slow_disk, model.save_pretrained)  # type: ignore[method-assign]
+    trainer = Trainer(model, args, train_dataset=Texts(4000), eval_dataset=Texts(120), callbacks=[counting])
     counting.beside = tuple(each for each in trainer.callback_handler.callbacks if each is not counting)
     trainer.train()
     if args.process_index == 0:
