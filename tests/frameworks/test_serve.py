@@ -24,6 +24,7 @@ import pytest
 from chromium import PROGRAM, Tab, browser
 from made_recording import items_of, record
 
+from ranktop.tui.serve.command import serve
 from ranktop.wire.schema import Card, End, Job
 
 JOB = Job(id="b1", name="browsed", world_size=2)
@@ -217,3 +218,13 @@ async def shown(tab: Tab, folder: Path) -> None:
     while len(data := await tab.picture(folder / "page.png")) < 10_000:
         assert time.monotonic() < deadline, f"a picture of {len(data)} bytes"
         await asyncio.sleep(0.2)
+
+
+def test_a_port_that_is_taken_is_one_line_that_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        place = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(SystemExit) as ended:
+            serve([], place)
+    assert ended.value.code == 1
+    told = capsys.readouterr().err
+    assert told == f"ranktop: cannot listen on {place}: Address already in use; --listen names another port\n"

@@ -29,7 +29,9 @@ def test_a_snapshot_of_all_ranks(tmp_path: Path) -> None:
     assert lines[0].startswith("demo-gpt (demo-")
     assert "FSDP2 full shard" in lines[0]
     assert "2/2 ranks" in lines[0]
-    ranks = [line.split() for line in lines[2:4]]
+    [head] = [number for number, line in enumerate(lines) if line.split()[:1] == ["rank"]]
+    assert any(line.split()[:1] == ["loss"] for line in lines[:head])
+    ranks = [line.split() for line in lines[head + 1 : head + 3]]
     assert [row[0] for row in ranks] == ["0", "1"]
     for row in ranks:
         assert row[9] == "0.0", "measured equals expected"

@@ -80,7 +80,9 @@ def test_states_and_buffers_are_exact(reports: list[list[Report]]) -> None:
 def test_nothing_is_told_of_a_healthy_job(reports: list[list[Report]]) -> None:
     for case, report, table in every(reports):
         for moment, category, measured, amount in amounts(report, table):
-            assert difference(measured, amount) == 0, (case.name, table.first, moment, category, measured, amount)
+            # Libraries are loaded in the first step, whose memory is malloc's too: its activations are a guess.
+            wanted = None if table.first and category == "activations" else 0
+            assert difference(measured, amount) == wanted, (case.name, table.first, moment, category, measured, amount)
 
 
 def test_a_jobs_own_row_among_the_strategies_holds_what_it_holds(reports: list[list[Report]]) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import socket
 
 import pytest
 
-from ranktop.tui.serve.command import address, serve
+from ranktop.tui.serve.command import address
 from ranktop.tui.serve.gate import MOST, Gate, asked_here, from_own_page
 
 
@@ -82,13 +81,3 @@ def test_where_it_may_listen(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             address(text)
         assert "--listen takes HOST:PORT" in capsys.readouterr().err
-
-
-def test_a_port_that_is_taken_is_one_line_that_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        place = f"127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(SystemExit) as ended:
-            serve([], place)
-    assert ended.value.code == 1
-    told = capsys.readouterr().err
-    assert told == f"ranktop: cannot listen on {place}: Address already in use; --listen names another port\n"
