@@ -27,7 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 BLOCK = 512
 """The allocator's unit on a GPU; here every storage is rounded so."""
 
-STEPS = 3
+STEPS = 6
 """The second step is the first one of the usual kind: the optimizer has its state, ZeRO-3 its trace.
 
 Of a stretch the least of the steps from then on counts: a thread of gloo may hold the tensor of a collective a little
