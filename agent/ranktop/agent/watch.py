@@ -375,16 +375,6 @@ class Watch:
             return
         walked = recorder.reading and self.model.refresh()
         said = told()
-        habits = (
-            *(said, self._batch, recorder.accumulation, self._autocast, self._outputs, self._holding.held),
-            *(gradients_at(recorder.table), unsharded_at(recorder.table)),
-        )
-        now = time.monotonic()
-        due = self.facts is None or recorder.count in (1, 2) or walked
-        root = self._primary() if self._primary is not None else None
-        if root is None or (not due and (habits == self._surveyed or now - self._survey_time < RESURVEY_SECONDS)):
-            return
-        self._surveyed, self._survey_time = habits, now
         seen = Seen(
             micro_batch=self._batch[0],
             sequence_length=self._batch[1],
@@ -393,6 +383,13 @@ class Watch:
             autocast=self._autocast,
             unsharded_at=unsharded_at(recorder.table),
         )
+        habits = (said, seen, self._outputs, self._holding.held)
+        now = time.monotonic()
+        due = self.facts is None or recorder.count in (1, 2) or walked
+        root = self._primary() if self._primary is not None else None
+        if root is None or (not due and (habits == self._surveyed or now - self._survey_time < RESURVEY_SECONDS)):
+            return
+        self._surveyed, self._survey_time = habits, now
         assert self.device is not None
         outputs = replace(self._outputs, held=self._holding.held) if self._outputs is not None else None
         facts = survey(root, self.model, self.device, seen, outputs, said, self._largest)
