@@ -6,21 +6,18 @@ It returns no control, exports no state, writes nothing: logs, checkpoints and `
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from transformers.trainer_callback import TrainerCallback
 
 from ranktop.agent import annotate, progress
 from ranktop.agent.push import Pusher
-from ranktop.agent.roots import ByIdentity
-from ranktop.agent.runner import one_line
-from ranktop.agent.say import say
 from ranktop.agent.trainers import Told, forget, positive, tell, titled
+from ranktop.agent.trainers.speaking import Speaking, guarded
 
 SOURCE: Final = "transformers Trainer"
 
@@ -47,36 +44,16 @@ _TENSORBOARD: Final = "TensorBoardCallback"
 _BEST: Final = "best"
 """``save_strategy`` that decides about a save after the evaluation, when no callback is asked any more."""
 
-F = TypeVar("F", bound=Callable[..., None])
 
-_speakers: Final[ByIdentity[RanktopCallback]] = ByIdentity()
-"""Trainer's state -> the callback that speaks for it: of several in one Trainer only the first does."""
-
-
-def _harmless(event: F) -> F:
-    """Have an event do nothing without an agent, and keep what goes wrong in it from the training; told once."""
-
-    @functools.wraps(event)
-    def guarded(self: RanktopCallback, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if progress.current is None or not self._sound:
-            return
-        try:
-            event(self, args, state, control, **kwargs)
-        except Exception as error:
-            self._sound = False
-            self._leave()
-            say(f"the Trainer's callback met an error and training goes on without it: {one_line(error)}")
-
-    return guarded  # type: ignore[return-value]
-
-
-class RanktopCallback(TrainerCallback):
+class RanktopCallback(Speaking, TrainerCallback):
     """Attaches ranktop to a Trainer: ``Trainer(..., callbacks=[RanktopCallback()])``.
 
     Not needed under ``-m ranktop.agent``, and harmless there: two are one. ``push`` sends what ``ranktop.agent.push``
     makes to the script's own writer whenever the Trainer logs: ``"wandb"``, ``"tensorboard"``, True for both, or the
     writer itself.
     """
+
+    NAMED = "Trainer's callback"
 
     _chosen: frozenset[str] = frozenset()
     """Which of the many numbers that it logs are passed on."""
@@ -87,20 +64,11 @@ class RanktopCallback(TrainerCallback):
         self._start()
 
     def _begin(self) -> None:
-        self._sound = True
+        super()._begin()
         self._activity: Any = None
         self._what = ""
         self._told = ""
         self._pusher: Pusher | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave what belongs to this process behind: scripts copy and pickle a Trainer, also from within an event."""
-        return {"_push": self._push}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin anew in another process, or in a copy of the Trainer."""
-        self._push = state["_push"]
-        self._begin()
 
     def _start(self) -> None:
         """Start the agent before the Trainer wraps the model, so that it sees the wrapper."""
@@ -108,15 +76,9 @@ class RanktopCallback(TrainerCallback):
 
         attach()
 
-    def _speaks(self, state: Any) -> bool:
-        first = _speakers.get(state)
-        if first is None:
-            _speakers.set(state, self)
-        return first is None or first is self
-
     # -- events ------------------------------------------------------------------------------------------------------
 
-    @_harmless
+    @guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Tell of the job, and follow the model where only this callback knows it."""
         self._follow(kwargs.get("model"), kwargs.get("optimizer"))
@@ -134,48 +96,48 @@ class RanktopCallback(TrainerCallback):
 
         attach(model, *([optimizer] if hasattr(optimizer, "param_groups") else []))
 
-    @_harmless
+    @guarded
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Training goes on: whatever was between two steps is over."""
         self._leave()
 
-    @_harmless
+    @guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Tell the step, and what comes before the next one."""
         if self._speaks(state):
             progress.tell(SOURCE, step=state.global_step, epoch=state.epoch)
             self._next(control)
 
-    @_harmless
+    @guarded
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """An epoch's end may evaluate and save, too."""
         if self._speaks(state):
             self._next(control)
 
-    @_harmless
+    @guarded
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """It evaluates or predicts, by itself or because the script has called for it."""
         if not self._what and self._speaks(state):
             self._enter(EVALUATION)
 
-    @_harmless
+    @guarded
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The evaluation is over; a save may follow."""
         if self._speaks(state) and not self._decides_later(args):
             self._leave()
             self._next(control)
 
-    @_harmless
+    @guarded
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """The prediction is over."""
         self._leave()
 
-    @_harmless
+    @guarded
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A checkpoint has been written."""
         self._leave()
 
-    @_harmless
+    @guarded
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Pass on what the Trainer logs."""
         if self._speaks(state):
@@ -186,7 +148,7 @@ class RanktopCallback(TrainerCallback):
         if self._pusher is not None:
             self._pusher.push(state.global_step)
 
-    @_harmless
+    @guarded
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The script goes on without the Trainer, whose word holds no longer."""
         self._leave()
@@ -213,6 +175,9 @@ class RanktopCallback(TrainerCallback):
         self._leave()
         self._what, self._activity = what, annotate(what)
         self._activity.__enter__()
+
+    def _leave_all(self) -> None:
+        self._leave()
 
     def _leave(self) -> None:
         activity, self._activity, self._what = self._activity, None, ""

@@ -7,22 +7,19 @@ progress bar and checkpoints are the script's own.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final
 
 from ranktop.agent import annotate, progress
 from ranktop.agent.push import Pusher
-from ranktop.agent.roots import ByIdentity
-from ranktop.agent.runner import one_line
-from ranktop.agent.say import say
 from ranktop.agent.trainers import Told, forget, positive, tell, titled
 from ranktop.agent.trainers.lightning_saves import Saving
 from ranktop.agent.trainers.lightning_words import dtype_of
+from ranktop.agent.trainers.speaking import Speaking, guarded
 
 SOURCE: Final = "lightning"
 
@@ -38,11 +35,6 @@ _LOSSES: Final = ("loss", "train_loss", "train/loss", "loss_step", "train_loss_s
 _NORMS: Final = ("grad_norm", "gradient_norm", "grad_2.0_norm_total", "train/grad_norm")
 """Names under which scripts log what Lightning does not tell by itself."""
 
-F = TypeVar("F", bound=Callable[..., None])
-
-_speakers: Final[ByIdentity[RanktopCallback]] = ByIdentity()
-"""Trainer -> the callback that speaks for it: of several in one Trainer only the first does."""
-
 
 def _base() -> Any:
     """Return the ``Callback`` of the package in use: of the one that is imported, else of the one that is there."""
@@ -51,25 +43,7 @@ def _base() -> Any:
     return importlib.import_module(there[0] if there else PACKAGES[0]).Callback
 
 
-def _harmless(event: F) -> F:
-    """Have an event do nothing without an agent, and keep what goes wrong in it from the training; told once."""
-
-    @functools.wraps(event)
-    def guarded(self: RanktopCallback, trainer: Any, *rest: Any, **named: Any) -> None:
-        if progress.current is None or not self._sound:
-            return
-        try:
-            if self._speaks(trainer):
-                event(self, trainer, *rest, **named)
-        except Exception as error:
-            self._sound = False
-            self._leave_all()
-            say(f"the Lightning callback met an error and training goes on without it: {one_line(error)}")
-
-    return guarded  # type: ignore[return-value]
-
-
-class RanktopCallback(_base()):  # type: ignore[misc]
+class RanktopCallback(Speaking, _base()):  # type: ignore[misc]
     """Attaches ranktop to a Trainer: ``Trainer(..., callbacks=[RanktopCallback()])``.
 
     Not needed under ``-m ranktop.agent``, and harmless there: two are one. ``push`` sends what ``ranktop.agent.push``
@@ -77,33 +51,23 @@ class RanktopCallback(_base()):  # type: ignore[misc]
     or True for both.
     """
 
+    NAMED = "Lightning callback"
+
     def __init__(self, push: bool | str = False) -> None:
         super().__init__()
         self._push = push
         self._begin()
 
     def _begin(self) -> None:
-        self._sound = True
+        super()._begin()
         self._entered: list[Any] = []
         self._told: Told | None = None
         self._step = -1
         self._pusher: Pusher | None = None
         self._saving: Saving | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave what belongs to this process behind: Lightning pickles callbacks where it spawns its ranks."""
-        return {"_push": self._push}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin anew in another process, or in a copy of the Trainer."""
-        self._push = state["_push"]
-        self._begin()
-
-    def _speaks(self, trainer: Any) -> bool:
-        first = _speakers.get(trainer)
-        if first is None:
-            _speakers.set(trainer, self)
-        return first is None or first is self
+    def _heeds(self, trainer: Any, *rest: Any) -> bool:
+        return self._speaks(trainer)
 
     # -- the job -----------------------------------------------------------------------------------------------------
 
@@ -114,7 +78,7 @@ class RanktopCallback(_base()):  # type: ignore[misc]
         if progress.current is None:
             attach()
 
-    @_harmless
+    @guarded
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Follow the model, which is wrapped by now, and name the saves."""
         self._follow(trainer, pl_module)
@@ -133,13 +97,13 @@ class RanktopCallback(_base()):  # type: ignore[misc]
         else:
             attach(trainer.model, *trainer.optimizers)
 
-    @_harmless
+    @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Tell of the job: now its data loaders are there."""
         self._tell_job(trainer)
         progress.tell(SOURCE, step=trainer.global_step, total_steps=_total(trainer), epoch=trainer.current_epoch)
 
-    @_harmless
+    @guarded
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """The accumulation may follow a schedule, by epochs."""
         self._tell_job(trainer)
@@ -152,7 +116,7 @@ class RanktopCallback(_base()):  # type: ignore[misc]
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    @_harmless
+    @guarded
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Tell what a step has brought; what is told of a micro-batch that ends no step is only where it stands."""
         step = trainer.global_step
@@ -179,22 +143,22 @@ class RanktopCallback(_base()):  # type: ignore[misc]
 
     # -- what is no step ---------------------------------------------------------------------------------------------
 
-    @_harmless
+    @guarded
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
         """A few batches are validated before training."""
         self._enter(VALIDATION)
 
-    @_harmless
+    @guarded
     def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
         """The sanity check is over."""
         self._leave()
 
-    @_harmless
+    @guarded
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Validation begins."""
         self._enter(VALIDATION)
 
-    @_harmless
+    @guarded
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Validation is over: its metrics are there, reduced as the script asked."""
         self._leave()
@@ -204,32 +168,32 @@ class RanktopCallback(_base()):  # type: ignore[misc]
             }
             progress.tell(SOURCE, step=trainer.global_step, **_named(found))
 
-    @_harmless
+    @guarded
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
         """A test begins."""
         self._enter(EVALUATION)
 
-    @_harmless
+    @guarded
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         """The test is over."""
         self._leave()
 
-    @_harmless
+    @guarded
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
         """A prediction begins."""
         self._enter(EVALUATION)
 
-    @_harmless
+    @guarded
     def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
         """The prediction is over."""
         self._leave()
 
-    @_harmless
+    @guarded
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Whatever it was in, it is out of it."""
         self._leave_all()
 
-    @_harmless
+    @guarded
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """The script goes on without the Trainer, whose word holds no longer."""
         self._leave_all()
