@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -29,10 +30,8 @@ def versions(names: Iterable[str] = VERSIONS) -> str:
     """Return the installed ones of some packages with their versions."""
     found = []
     for name in names:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            continue
     return ", ".join(found)
 
 
