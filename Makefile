@@ -4,7 +4,7 @@ BIN := .venv/bin
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-frameworks lint check clean
+.PHONY: demo test test-frameworks bench lint check clean
 
 demo: .venv/.demo
 	@$(BIN)/ranktop demo $(DEMO)
@@ -21,6 +21,12 @@ test: .venv/.test
 test-frameworks: .venv/.frameworks
 	@$(BIN)/python -m compileall -q tui agent probes
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/frameworks
+
+# What it costs: every table of docs/benchmarks.md, on a machine that has nothing else to do. BENCH="hub plan" runs two of
+# them, BENCH=--short smoke runs, BENCH=--write puts the tables into docs/. nvtop (Debian: contrib) is compared where it is installed.
+bench: .venv/.bench
+	@$(BIN)/python -m compileall -q tui agent probes
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python tests/bench/run.py $(BENCH)
 
 lint: .venv/.test
 	$(BIN)/ruff check .
@@ -45,6 +51,10 @@ check: lint test test-frameworks
 
 .venv/.frameworks: .venv/.test pyproject.toml
 	DS_BUILD_OPS=0 $(PIP) -e '.[dev,deepspeed,frameworks]' '$(TORCH)'
+	@touch $@
+
+.venv/.bench: .venv/.test pyproject.toml
+	DS_BUILD_OPS=0 $(PIP) -e '.[dev,deepspeed,bench]' '$(TORCH)'
 	@touch $@
 
 clean:

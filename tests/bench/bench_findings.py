@@ -23,6 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.measured import heading
 from bench.scoring import NAMED, SLOWING, Case, Outcome, cases, follow, scores
 from bench.terminal import Terminal, cpu_seconds
 
@@ -187,7 +188,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--short", action="store_true", help="a smoke run, whose numbers mean nothing")
     options = parser.parse_args()
+    if options.short:
+        options.what, options.runs = ["table"], 8
+    heading("Findings")
     wanted = set(options.what) or {"scale", "table"}
     if "scale" in wanted:
         with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as folder:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.measured import heading
 from bench.simulated import DEVICE_EVERY, SimulatedJob
 
 from ranktop.wire.codec import encode_body, encode_header
@@ -142,7 +143,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--limit", type=int, default=512, help="MiB")
     parser.add_argument("--numbers", type=int, nargs="*", default=[2, 8, 64, 256, 1024, 4096])
+    parser.add_argument("--short", action="store_true", help="a smoke run, whose numbers mean nothing")
     options = parser.parse_args()
+    if options.short:
+        options.hours, options.numbers = 0.05, [2, 8]
+    heading("Recording")
     with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp") as folder:
         if options.numbers:
             costs(Path(folder), options.numbers)

@@ -7,11 +7,18 @@ run, so that the calls alone are seen. CPU time: others on the machine do not co
 
 from __future__ import annotations
 
+import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.measured import heading
 
 from ranktop.agent import annotate, progress, report
 
@@ -46,8 +53,12 @@ def seconds_a_call(call: Callable[[], None]) -> float:
 
 def main() -> None:
     """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--short", action="store_true", help="a smoke run, whose numbers mean nothing")
+    blocks = 1 if parser.parse_args().short else BLOCKS
+    heading("ranktop.agent.report and annotate, called by a script")
     found: dict[str, list[float]] = {}
-    for _ in range(BLOCKS):
+    for _ in range(blocks):
         for agent in (True, False):
             reports = progress.begin(lambda: None) if agent else None
             for name, call in cases().items():
