@@ -14,7 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tui")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "tui"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.measured import heading
 from slow_link import Cell, ThrottledPty

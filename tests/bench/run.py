@@ -1,8 +1,9 @@
 """All benchmarks, one after the other: ``python tests/bench/run.py [--short] [--write] [name ...]`` (``make bench``).
 
 A name is a script's without ``bench_`` (``hub``, ``viewer``); all of them by default. What a script prints goes to the
-terminal as it comes. ``--write`` puts it into the page of ``docs/`` that has the line ``<!-- result: bench_hub.py -->``,
-in place of the block that follows. Leave the machine alone meanwhile: other work shows in every number. Exit code 1: a script failed.
+terminal as it comes. ``--write`` puts it into the page of ``docs/`` that has ``<!-- result: bench_hub.py -->``, in
+place of the block that follows. Leave the machine alone meanwhile: other work shows in every number. Exit code 1: a script
+failed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SCRIPTS = {
     "hours": [],
     "export": [],
     "plan": [],
-    "findings": [],
+    "findings": ["table"],
 }
 """Name -> arguments of a whole run, in the order in which they run."""
 
