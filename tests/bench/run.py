@@ -2,8 +2,8 @@
 
 A name is a script's without ``bench_`` (``hub``, ``viewer``); all of them by default. What a script prints goes to the
 terminal as it comes. ``--write`` puts it into the page of ``docs/`` that has ``<!-- result: bench_hub.py -->``, in
-place of the block that follows. Leave the machine alone meanwhile: other work shows in every number. Exit code 1: a script
-failed.
+place of the block that follows. Leave the machine alone meanwhile: other work shows in every number. Exit code 1: a
+script failed.
 """
 
 from __future__ import annotations
