@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from rich.cells import cell_len
 from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.strip import Strip
 
+from ranktop.tui.terminal.encode import Item, encode, in_order
 from ranktop.tui.terminal.kind import Kind
 from ranktop.tui.terminal.pens import PLAIN, Pen, Pens
 
@@ -24,14 +24,14 @@ Cell = tuple[str, Pen]
 GAP: Final = 5
 """Cells of the same pen that are cheaper to send again than to jump over."""
 
-FEW: Final = 4
-"""Items whose order does not matter much."""
-
 MOVE: Final = 4
 """Bytes that it takes about to come to another place and colour."""
 
 ERASE: Final = 9
 """Blanks that are cheaper to erase and jump over than to send."""
+
+SURE: Final = 16
+"""Pieces after which nothing is taken for granted of the terminal's colours: another program may have changed them."""
 
 
 class Canvas:
@@ -44,6 +44,8 @@ class Canvas:
         self._shown: list[list[Cell]] = []
         self._dirty: list[bool] = []
         self._unknown = True
+        self._pen, self._pieces = PLAIN, 0
+        """What the terminal writes in now, and the pieces since that was made sure of."""
         self._plan: deque[Item] = deque()
         """What is left of the way to the wanted picture; empty when it has to be found anew."""
 
@@ -82,13 +84,16 @@ class Canvas:
     def piece(self, limit: int) -> str:
         """Return what brings the terminal nearer to the wanted picture, about ``limit`` bytes of it.
 
-        Afterwards these cells count as shown. Colours are off at its end, the cursor is anywhere.
+        Afterwards these cells count as shown. The cursor is anywhere at its end, and the last pen stays set: the next
+        piece begins with what it can draw in it.
         """
         start = self._clear() if self._unknown else ""
         if not self._plan:
-            items = [item for y in range(self.height) if self._dirty[y] for item in self._row(y)]
-            self._plan.extend(in_order(items, self._pens, self.width))
-        items = []
+            found = [item for y in range(self.height) if self._dirty[y] for item in self._row(y)]
+            if found and not start:
+                start = self._make_sure()
+            self._plan.extend(in_order(found, self._pens, self.width, self._pen))
+        items: list[Item] = []
         size = len(start)
         while self._plan and (size < limit or not items):
             item = self._plan.popleft()
@@ -97,7 +102,16 @@ class Canvas:
             size += MOVE + len(item.payload)
         if not self._plan:
             self._dirty = [False] * self.height
-        return start + encode(items, self._pens, self.width)
+        text, self._pen = encode(items, self._pens, self.width, self._pen)
+        return start + text
+
+    def _make_sure(self) -> str:
+        """Return what sets the pen, whatever somebody else has set; only once in a while."""
+        self._pieces += 1
+        if self._pieces % SURE:
+            return ""
+        self._pen = PLAIN
+        return "\x1b[m"
 
     def _resize(self, width: int, height: int) -> None:
         self.width, self.height = width, height
@@ -158,7 +172,8 @@ class Canvas:
         self._shown = [[(" ", ground)] * self.width for _ in range(self.height)]
         self._dirty = [wanted != shown for wanted, shown in zip(self._wanted, self._shown, strict=True)]
         self._unknown = False
-        return f"\x1b[m{self._pens.turn(PLAIN, ground)}\x1b[2J{self._pens.turn(ground, PLAIN)}"
+        self._pen, self._pieces = ground, 0
+        return f"\x1b[m{self._pens.turn(PLAIN, ground)}\x1b[2J"
 
     def _row(self, y: int) -> Iterator[Item]:
         """Yield what is to be sent of a row."""
@@ -206,68 +221,6 @@ class Canvas:
                     stop += 1
                 sure = len(text) == 1 and stop == x + 1
                 yield Item(y, x, stop, text, pen, blank=text == " ", moves=sure)
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """Cells of one row that are sent together."""
-
-    y: int
-    x: int
-    stop: int
-    payload: str
-    pen: Pen
-    blank: bool = False
-    """Any pen will do that shows blanks alike."""
-    moves: bool = True
-    """The cursor stands at ``stop`` afterwards; else it has to be placed anew."""
-
-
-def in_order(items: list[Item], pens: Pens, width: int) -> list[Item]:
-    """Return the items in the cheapest of three orders: as the cells stand, or pen after pen, row or column first."""
-    if len(items) < FEW:
-        return items
-    orders = (
-        items,
-        sorted(items, key=lambda item: (item.pen.back, item.pen.attributes, item.pen.front, item.y, item.x)),
-        sorted(items, key=lambda item: (item.pen.back, item.pen.attributes, item.pen.front, item.x, item.y)),
-    )
-    return min(orders, key=lambda order: len(encode(order, pens, width)))
-
-
-def encode(items: list[Item], pens: Pens, width: int) -> str:
-    """Return the control sequences and text of some items."""
-    out: list[str] = []
-    pen, at = PLAIN, (-1, -1)
-    for item in items:
-        out.append(_move(at, item.y, item.x))
-        wanted = pens.over(pen, item.pen) if item.blank else item.pen
-        out.append(pens.turn(pen, wanted))
-        out.append(item.payload)
-        pen = wanted
-        if item.moves:
-            # At the right edge it hangs: terminals differ in what comes next.
-            at = (item.y, item.stop) if item.stop < width else (-1, -1)
-        else:
-            at = (item.y, item.x) if item.payload[:1] == "\x1b" else (-1, -1)
-    out.append(pens.turn(pen, PLAIN))
-    return "".join(out)
-
-
-def _move(at: tuple[int, int], y: int, x: int) -> str:
-    """Return the shortest way to a cell. A line feed moves straight down: the driver has output sent as it is."""
-    there = f"\x1b[{y + 1};{x + 1}H" if x else f"\x1b[{y + 1}H" if y else "\x1b[H"
-    down = y - at[0]
-    if at[1] < 0 or not 0 <= down <= 4:
-        return there
-    along = x - at[1]
-    if along >= 0:
-        aside = "" if not along else f"\x1b[{along}C" if along > 1 else "\x1b[C"
-    else:
-        aside = "\b" * -along if along >= -4 else f"\x1b[{-along}D"
-    if x == 0 and along:
-        aside = "\r"
-    return min("\n" * down + aside, there, key=len)
 
 
 def _tail(row: list[Cell]) -> int:
