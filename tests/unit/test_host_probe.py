@@ -89,7 +89,7 @@ def test_a_kernel_that_does_not_answer_costs_those_values_only(monkeypatch: pyte
     def fail() -> None:
         raise OSError("no /proc")
 
-    monkeypatch.setattr("ranktop.probes.host.psutil.virtual_memory", fail)
+    monkeypatch.setattr("ranktop.probes.host.machine_memory", fail)
     reading = device.read()
     assert (reading.total, reading.used, reading.free) == (None, None, None)
     assert "no /proc" in reading.reasons["free"]

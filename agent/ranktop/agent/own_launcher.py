@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-import psutil
+from ranktop.probes.kernel_files import started
 
 TOLD: Final = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_PORT")
 """What every rank has by the time it trains."""
@@ -70,8 +70,4 @@ def job_id_of(pid: int) -> str:
 
 def process_name(pid: int) -> str:
     """Name a process so that no later one is taken for it."""
-    try:
-        started = psutil.Process(pid).create_time()
-    except psutil.Error:
-        started = 0.0
-    return f"{socket.gethostname()}:{pid}:{started:.2f}"
+    return f"{socket.gethostname()}:{pid}:{started(pid)}"

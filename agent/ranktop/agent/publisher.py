@@ -14,6 +14,7 @@ from typing import Final
 import zmq
 
 from ranktop.agent.lifecycle import ensure_hub
+from ranktop.probes.kernel_files import text_or_none
 from ranktop.wire.codec import WireError, WrongVersion, decode_ack, encode_body, encode_header
 from ranktop.wire.endpoints import AGENTS_SOCKET, RunDirectoryError, check_directory, socket_path
 from ranktop.wire.nodes import Door, Doors
@@ -22,6 +23,9 @@ from ranktop.wire.schema import MAX_MESSAGE, Ack, Box, Card, Device, End, Header
 
 QUEUE_MESSAGES: Final = 256
 """Messages kept here while the hub does not read; beyond it the oldest sample goes."""
+
+Said = Card | Sample | Device | Stack | Box | End | Doors
+"""What an agent may say."""
 
 HUB_SILENCE: Final = 3.0
 """Seconds without an answer to what was sent after which the hub counts as dead."""
@@ -32,6 +36,8 @@ _KINDS: Final[dict[type, str]] = {
     **{Card: "card", Sample: "sample", Device: "device"},
     **{Stack: "stack", Box: "box", End: "end", Doors: "doors"},
 }
+_UNANSWERED: Final = 16
+"""Messages that a hub which is well may have received since its last answer that was read."""
 _SOCKET_QUEUE: Final = 64
 _DESCRIPTORS: Final = 24
 """Descriptors that a context and a socket take, and some to spare."""
@@ -85,12 +91,17 @@ class Publisher:
             return False
         return self._waiting_since is None or time.monotonic() - self._waiting_since < HUB_SILENCE
 
-    def send(self, body: Card | Sample | Device | Stack | Box | End | Doors) -> None:
-        """Queue a message and hand over what the hub takes at once. Never blocks, never raises."""
+    @property
+    def settled(self) -> bool:
+        """Whether a hub has answered since this connection began: what it says next can wait for the next message."""
+        return self.connected and self._sent - self._confirmed <= _UNANSWERED
+
+    def send(self, *bodies: Said) -> None:
+        """Queue messages and hand over what the hub takes at once. Never blocks, never raises."""
         if os.getpid() != self._owner:
             return
         try:
-            self._enqueue(body)
+            self._enqueue(bodies)
             self._leave_if_closed()
             self._flush()
         except Exception as error:
@@ -98,14 +109,15 @@ class Publisher:
             self.dropped += 1
             self.problem = str(error)
 
-    def pump(self) -> None:
-        """Read the hub's answers, flush, and see to it that there is a hub. Never raises.
+    def pump(self, *bodies: Said) -> None:
+        """Queue messages, read the hub's answers, flush, and see to it that there is a hub. Never raises.
 
         Takes microseconds, except when a hub must be started: then some tenths of a second, once.
         """
         if os.getpid() != self._owner:
             return
         try:
+            self._enqueue(bodies)
             self._leave_if_closed()
             self._read_acks()
             self._require_hub()
@@ -141,14 +153,20 @@ class Publisher:
         self._context = self._socket = None
         self._owner = -1
 
-    def _enqueue(self, body: Card | Sample | Device | Stack | Box | End | Doors) -> None:
-        kind = _KINDS[type(body)]
-        # A message that cannot be encoded or sent leaves its gap in the numbers.
-        seq, self._seq = self._seq, self._seq + 1
-        data = encode_body(body)
-        if kind in _KEPT:
-            self._kept[kind] = data
-        self._append(kind, seq, data)
+    def _enqueue(self, bodies: tuple[Said, ...]) -> None:
+        for body in bodies:
+            kind = _KINDS[type(body)]
+            # A message that cannot be encoded or sent leaves its gap in the numbers.
+            seq, self._seq = self._seq, self._seq + 1
+            try:
+                data = encode_body(body)
+            except Exception as error:
+                self.dropped += 1
+                self.problem = str(error)
+                continue
+            if kind in _KEPT:
+                self._kept[kind] = data
+            self._append(kind, seq, data)
 
     def _append(self, kind: str, seq: int, data: bytes) -> None:
         if kind in _KEPT:
@@ -291,11 +309,8 @@ def _described(descriptor: int) -> tuple[str, str]:
         kind = os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:
         return "", ""
-    try:
-        with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii", errors="replace") as file:
-            return kind, "".join(line for line in file if line.startswith("eventfd-id"))
-    except OSError:  # no descriptor is left to read it with
-        return kind, ""
+    told = text_or_none(f"/proc/self/fdinfo/{descriptor}") or ""  # none where no descriptor is left to read it with
+    return kind, "".join(line for line in told.splitlines() if line.startswith("eventfd-id"))
 
 
 def _same(one: tuple[str, str], other: tuple[str, str]) -> bool:

@@ -16,7 +16,7 @@ from ranktop.agent.loaded import backend, versions
 from ranktop.agent.looks import Looks
 from ranktop.agent.mode import Mode
 from ranktop.agent.own_device import OwnDevice
-from ranktop.agent.publisher import Publisher
+from ranktop.agent.publisher import Publisher, Said
 from ranktop.agent.runner import one_line
 from ranktop.agent.say import say
 from ranktop.agent.script_code import ScriptCode
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ranktop.agent.watch import Watch
 
 ANSWER_SECONDS: Final = 0.1
-"""Seconds after a sample when the hub's answer has come; looking for it more often wakes the thread for nothing."""
+"""Seconds after a sample when a hub's answer has come; looked for only while there may be none."""
 
 PATIENCE_SECONDS: Final = 2.0
 """Longest time between two looks, however long the interval: a hub that is gone must be replaced."""
@@ -130,7 +130,6 @@ class Sampler(threading.Thread):
         before = time.thread_time()
         while not self._stopping.is_set():
             self._guarded(lambda: self._publish(publisher))
-            self._guarded(publisher.pump)
             self._tell(publisher.problem)
             # All since the last sample: the looks between two cost something too.
             before, self._cpu = (now := time.thread_time()), now - before
@@ -141,38 +140,42 @@ class Sampler(threading.Thread):
         self._device.close()
 
     def _rest(self, publisher: Publisher, due: float) -> None:
-        """Wait for the time of the next sample; between, talk to the hub and look at the collectives."""
+        """Wait for the time of the next sample; between, look at the collectives, and talk to the hub if need be.
+
+        Waking is most of what this thread costs beside a busy trainer: a hub that is well has its answer read with the
+        next sample.
+        """
         now = time.monotonic()
-        pump = now + ANSWER_SECONDS
+        pump = now + (PATIENCE_SECONDS if publisher.settled else ANSWER_SECONDS)
         while now < due:
             until = min(due, pump, self._looks.due() or due)
             if until > now and self._stopping.wait(until - now):
                 return
             self._guarded(self._looks.look)
             now = time.monotonic()
-            if now >= pump:
+            if pump <= now < due:
                 self._guarded(lambda: self._attend(publisher))
                 now = time.monotonic()
                 pump = now + PATIENCE_SECONDS
 
     def _attend(self, publisher: Publisher) -> None:
-        publisher.pump()
-        self._hand_over_doors(publisher)
-        self._look_for_a_stall(publisher)
+        """Say what there is beside samples, and hear the hub."""
+        said: list[Said] = []
+        try:
+            self._add_news(publisher, said)
+        finally:
+            publisher.pump(*said)
 
-    def _hand_over_doors(self, publisher: Publisher) -> None:
-        """Carry between the hub and the thread that looks for the job's other hubs."""
-        if self.meeting is None:
-            return
-        self.meeting.answered(publisher.door)
-        news = self.meeting.take()
-        if news is not None:
-            publisher.send(news)
-
-    def _look_for_a_stall(self, publisher: Publisher) -> None:
+    def _add_news(self, publisher: Publisher, said: list[Said]) -> None:
+        """Add what carries between the hub and the thread that looks for the job's other hubs, and a stack if due."""
+        if self.meeting is not None:
+            self.meeting.answered(publisher.door)
+            doors = self.meeting.take()
+            if doors is not None:
+                said.append(doors)
         stack = self._stalls.look(self.watch)
         if stack is not None:
-            publisher.send(stack)
+            said.append(stack)
 
     def _guarded(self, call: Callable[[], None]) -> None:
         try:
@@ -191,26 +194,29 @@ class Sampler(threading.Thread):
             self._problem = problem
 
     def _publish(self, publisher: Publisher) -> None:
-        if self.watch is not None:
-            self._device.choose(self.watch.device)
-        self._speak(publisher)
-        self._look_for_a_stall(publisher)
+        """Say what is due; whatever can't be read, the hub is heard."""
+        said: list[Said] = []
+        try:
+            if self.watch is not None:
+                self._device.choose(self.watch.device)
+            self._add_sample(publisher.dropped, said)
+            self._add_news(publisher, said)
+        finally:
+            publisher.pump(*said)
 
-    def _speak(self, publisher: Publisher) -> None:
+    def _add_sample(self, dropped: int, said: list[Said]) -> None:
         failure = self.failure
         allocator = self._allocator()
-        sample = self._sample(allocator, publisher.dropped)
+        sample = self._sample(allocator, dropped)
         news = self._device.news(allocator)
         # Last made and first sent: no value is heard before the identity of the device that it is of.
         card = self._card_if_changed(allocator)
         known = card or (self.said[0] if self.said is not None else None)
         if known is not None:
             self.said = known, sample, time.monotonic()
-        for message in (card, sample, news):
-            if message is not None:
-                publisher.send(message)
+        said += [message for message in (card, sample, news) if message is not None]
         if failure is not None:
-            publisher.send(box_of(failure, sample, allocator))
+            said.append(box_of(failure, sample, allocator))
             self.failure = None
 
     def _allocator(self) -> AllocatorReading:
@@ -224,7 +230,9 @@ class Sampler(threading.Thread):
         if self.failure is not None:
             self._guarded(lambda: self._publish(publisher))
         elif self.watch is not None:
-            self._speak(publisher)
+            said: list[Said] = []
+            self._add_sample(publisher.dropped, said)
+            publisher.send(*said)
         if self._end is not None:
             publisher.send(self._end)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Final
+
+from ranktop.probes.kernel_files import text_or_none
 
 _NO_LIMIT: Final = 1 << 60
 """Bytes from which on a limit is none: cgroup v1 writes the largest number of whole pages for it."""
@@ -40,7 +42,7 @@ class MemoryGroups:
 
     def __init__(self, read: Read | None = None, pid: int | None = None) -> None:
         """``read`` stands in for reading the machine's own files; ``pid`` is another process than this one."""
-        self._read = read or _text
+        self._read = read or text_or_none
         self._groups = _groups(self._read(f"/proc/{'self' if pid is None else pid}/cgroup") or "")
 
     @property
@@ -72,7 +74,7 @@ class MemoryGroups:
 
 def group_counts(folder: str, read: Read | None = None) -> GroupCounts:
     """Read the counters of a memory cgroup by its folder; all None where there is none."""
-    read = read or _text
+    read = read or text_or_none
     events, control = read(f"{folder}/memory.events"), read(f"{folder}/memory.oom_control")
     if events is not None:
         kills, hits = _counter(events, "oom_kill"), _counter(events, "oom")
@@ -89,7 +91,7 @@ def group_counts(folder: str, read: Read | None = None) -> GroupCounts:
 
 def machine_kills(read: Read | None = None) -> int | None:
     """Return how many processes the kernel's OOM killer has ended on this machine since it started, None if unknown."""
-    return _counter((read or _text)("/proc/vmstat") or "", "oom_kill")
+    return _counter((read or text_or_none)("/proc/vmstat") or "", "oom_kill")
 
 
 def _counter(text: str, name: str) -> int | None:
@@ -119,10 +121,3 @@ def _groups(text: str) -> tuple[tuple[str, int], ...]:
 
 def _field(text: str, name: str) -> int:
     return _counter(text, name) or 0
-
-
-def _text(name: str) -> str | None:
-    try:
-        return Path(name).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None

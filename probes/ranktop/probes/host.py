@@ -5,9 +5,8 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-import psutil
-
-from ranktop.probes.cgroup import MemoryGroups
+from ranktop.probes.cgroup import MemoryGroups, MemoryLimit
+from ranktop.probes.kernel_files import cpu_ticks, machine_memory, resident_bytes
 from ranktop.probes.reading import DeviceIdentity, DeviceReading
 
 _NOT_ON_A_HOST = "not read on a host"
@@ -37,34 +36,40 @@ class HostDevice:
     def __init__(self, note: str = "") -> None:
         """``note`` says why a job that could have had another device reports its host."""
         self._note = note
-        self._process = psutil.Process()
         self._name = cpu_name()
         self._groups = MemoryGroups()
-        self._ram: int = psutil.virtual_memory().total
-        self._cpu: tuple[float, float] | None = None
+        self._ram = machine_memory()[0]
+        self._cpu: tuple[int, int] | None = None
+        self._limit: int | None = None
+        self._identity = DeviceIdentity(kind="host", name=self._name, total=self._ram, note=note)
+        self._describe(self._groups.tightest())
 
     def identity(self) -> DeviceIdentity:
-        """Return the CPU's model name and the RAM that there is for this process."""
-        limit = self._groups.tightest()
-        if limit is None or limit.limit >= self._ram:
-            return DeviceIdentity(kind="host", name=self._name, total=self._ram, note=self._note)
-        note = f"memory limited by a cgroup: {_gib(limit.limit)} of the machine's {_gib(self._ram)}"
-        note = f"{self._note}; {note}" if self._note else note
-        return DeviceIdentity(kind="host", name=self._name, total=limit.limit, note=note)
+        """Return the CPU's model name and the RAM that there was for this process when it was last read."""
+        return self._identity
+
+    def _describe(self, found: MemoryLimit | None) -> None:
+        limit = None if found is None or found.limit >= self._ram else found.limit
+        if limit == self._limit:
+            return
+        self._limit, note = limit, self._note
+        if limit is not None:
+            words = f"memory limited by a cgroup: {_gib(limit)} of the machine's {_gib(self._ram)}"
+            note = f"{note}; {words}" if note else words
+        self._identity = DeviceIdentity(kind="host", name=self._name, total=limit or self._ram, note=note)
 
     def read(self) -> DeviceReading:
         """Return the values of now; each that can't be read is None with its reason."""
         reasons = dict.fromkeys(_DEVICES_OWN, _NOT_ON_A_HOST)
         total = free = used = resident = None
         try:
-            memory = psutil.virtual_memory()
-            total, free = self._bounds(int(memory.total), int(memory.available))
+            total, free = self._bounds(*machine_memory())
             used = total - free
         except (OSError, RuntimeError, ValueError) as error:
             reasons.update(dict.fromkeys(("total", "used", "free"), f"{type(error).__name__}: {error}"))
         try:
-            resident = int(self._process.memory_info().rss)
-        except (psutil.Error, OSError) as error:
+            resident = resident_bytes()
+        except (OSError, ValueError) as error:
             reasons["process_used"] = f"{type(error).__name__}: {error}"
         utilization = self._utilization(reasons)
         if self._note:
@@ -81,6 +86,7 @@ class HostDevice:
     def _bounds(self, total: int, free: int) -> tuple[int, int]:
         """Return total and free within the limit of this process's cgroup, where one is set."""
         limit = self._groups.tightest()
+        self._describe(limit)
         if limit is None or limit.limit >= total:
             return total, free
         left = limit.limit if limit.used is None else max(0, limit.limit - limit.used)
@@ -93,22 +99,16 @@ class HostDevice:
         """Do nothing: reading a host holds nothing."""
 
     def _utilization(self, reasons: dict[str, str]) -> int | None:
-        # Not psutil.cpu_percent: its "since the last call" is kept per process, and the script may use it
-        # too.
         try:
-            times = psutil.cpu_times()
-        except (OSError, RuntimeError) as error:
+            busy, total = cpu_ticks()
+        except (OSError, ValueError) as error:
             reasons["utilization"] = f"{type(error).__name__}: {error}"
             return None
-        # Guest time is counted within user and nice as well (proc_stat(5)).
-        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        busy = total - times.idle - getattr(times, "iowait", 0.0)
         before, self._cpu = self._cpu, (busy, total)
         if before is None or total <= before[1]:
             reasons["utilization"] = "takes two readings"
             return None
-        share = float((busy - before[0]) / (total - before[1]))
-        return max(0, min(100, round(100 * share)))
+        return max(0, min(100, round(100 * (busy - before[0]) / (total - before[1]))))
 
 
 def cpu_name() -> str:

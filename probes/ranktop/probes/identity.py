@@ -22,6 +22,7 @@ total, and the reasons say which and by how much.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import sub
 from typing import Final
 
 from ranktop.budget.terms import STATES, Memory
@@ -77,22 +78,21 @@ def at_moment(
     they are those of now (``allocator``, ``device``, and the moment's states for want of newer ones); free
     is what remains of the total.
     """
-    now = _read(allocator.allocated, allocator.reserved, resident, allocator, device)
     past = _read(allocated, reserved, resident, allocator, device)
-    above_now = now.at[2]
-    if above_now is None or past.at[2] is None:
+    process, used = past.at[3:5]
+    if allocator.reserved is None or past.at[2] is None:
         # Nothing says how much of the process lies outside the allocator.
         past.at[3] = None
-        past.at[4] = now.at[4] if past.at[2] is None else None
-    elif now.host and now.at[3] is not None and now.at[3] < above_now:
+        past.at[4] = used if past.at[2] is None else None
+    elif past.host and process is not None and process < allocator.reserved - allocator.baseline:
         # How many of its pages were touched then is not known: what is resident now says nothing of it.
-        past.at[3], past.at[4] = None, now.at[4]
-        past.notes["process_used"] = f"{above_now - now.at[3]} bytes of malloc's memory are untouched now"
+        past.at[3] = None
+        untouched = allocator.reserved - allocator.baseline - process
+        past.notes["process_used"] = f"{untouched} bytes of malloc's memory are untouched now"
     else:
-        shift = past.at[2] - above_now
-        for level in (3, 4):
-            before = now.at[level]
-            past.at[level] = None if before is None else before + shift
+        shift = past.at[2] - (allocator.reserved - allocator.baseline)
+        past.at[3] = None if process is None else process + shift
+        past.at[4] = None if used is None else used + shift
         _keep_within_total(past)
     _settle(past)
     memory, reasons = _gaps(past, resident)
@@ -106,17 +106,16 @@ def _read(
     allocator: AllocatorReading,
     device: DeviceReading,
 ) -> _Levels:
-    sizes = {name: getattr(resident, name) for name in _HELD}
-    states = sum(size for size in sizes.values() if size is not None)
-    baseline, notes = allocator.baseline, {}
-    for name, reasons in (
-        ("allocated", allocator.reasons),
-        ("reserved", allocator.reasons),
-        ("process_used", device.reasons),
-        ("free", device.reasons),
-        ("total", device.reasons),
-    ):
-        notes[name] = reasons.get(name, "")
+    sizes = (resident.parameters, resident.gradients, resident.optimizer, resident.buffers)
+    states = sum([size for size in sizes if size is not None])
+    baseline = allocator.baseline
+    notes = {
+        "allocated": allocator.reasons.get("allocated", ""),
+        "reserved": allocator.reasons.get("reserved", ""),
+        "process_used": device.reasons.get("process_used", ""),
+        "free": device.reasons.get("free", ""),
+        "total": device.reasons.get("total", ""),
+    }
     if device.process_used is not None and notes["process_used"]:
         notes["runtime"] = notes["process_used"]
     used = None if device.total is None or device.free is None else device.total - device.free
@@ -133,7 +132,7 @@ def _read(
         host=allocator.backend == "malloc",
         total=device.total,
         age=device.ages.get("process_used", device.age),
-        missing=[name for name, size in sizes.items() if size is None],
+        missing=[name for name, size in zip(_HELD, sizes, strict=True) if size is None],
     )
     return levels
 
@@ -248,7 +247,10 @@ def _gaps(levels: _Levels, resident: Resident) -> tuple[Memory, dict[str, str]]:
     if levels.at[4] is not None and levels.notes.get("free"):
         reasons["free"] = levels.notes["free"]
     start = 0
-    for end in range(1, len(levels.at)):
+    if None not in levels.at:
+        # The usual case, in which every gap is known.
+        start, values = len(_GAPS), dict(zip(_GAPS, map(sub, levels.at[1:], levels.at), strict=False))
+    for end in range(start + 1, len(levels.at)):
         outer, inner = levels.at[end], levels.at[start]
         if outer is None or inner is None:
             continue

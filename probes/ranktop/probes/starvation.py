@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from ranktop.probes.kernel_files import text_of
+
 _TASKS: Final = Path("/proc/self/task")
 
 _SHORTEST: Final = 0.02
@@ -19,7 +21,7 @@ class StarvationProbe:
 
     def __init__(self, tasks: Path = _TASKS, clock: Callable[[], float] = time.monotonic) -> None:
         """Read below ``tasks``, and the time from ``clock`` in seconds."""
-        self._tasks = tasks
+        self._tasks = str(tasks)
         self._clock = clock
         self._last: tuple[int, float, int] | None = None
         self._share: float | None = None
@@ -46,7 +48,7 @@ class StarvationProbe:
     def _waited(self, native: int) -> int | None:
         """Return the nanoseconds that a thread has waited for a CPU since it began."""
         try:
-            ran, waited, slices = (self._tasks / str(native) / "schedstat").read_text("ascii").split()[:3]
+            ran, waited, slices = text_of(f"{self._tasks}/{native}/schedstat").split()[:3]
             # A kernel that does not count shows zeros; a thread that has started has run.
             return int(waited) if int(ran) or int(slices) else None
         except (OSError, ValueError):
@@ -56,8 +58,9 @@ class StarvationProbe:
 def native_id(thread: int | None) -> int | None:
     """Return the kernel's id of a thread by its ``threading.get_ident()``; None when Python does not know it."""
     try:
-        if thread is None:
-            return threading.main_thread().native_id
+        main = threading.main_thread()
+        if thread is None or thread == main.ident:
+            return main.native_id
         return next((known.native_id for known in threading.enumerate() if known.ident == thread), None)
     except Exception:  # a script has put its own threads in place of Python's
         return None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import psutil
-
+from ranktop.probes.kernel_files import machine_memory
 from ranktop.probes.nvml.codes import INVALID_ARGUMENT, NOT_SUPPORTED, OTHER_VERSION, UNKNOWN, Absent, code_of
 from ranktop.probes.nvml.getter import Subject, Values, first
 from ranktop.probes.nvml.limits import NO_NUMBER_64
@@ -62,6 +61,5 @@ def _may_share(subject: Subject) -> bool:
 
 
 def _of_host() -> Values:
-    memory = psutil.virtual_memory()
-    total, free = int(memory.total), int(memory.available)
+    total, free = machine_memory()
     return {"total": total, "used": total - free, "free": free, "reserved": _SHARED, UNIFIED: True}
