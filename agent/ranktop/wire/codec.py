@@ -65,9 +65,11 @@ _ack_decoder: Final = msgspec.msgpack.Decoder(Ack)
 _ask_decoder: Final = msgspec.msgpack.Decoder(Ask)
 _batch_decoder: Final = msgspec.msgpack.Decoder(Batch)
 
-# A float that is infinite or not a number, as msgpack writes it (float32 0xca, float64 0xcb). The pattern may
-# also match inside a string or an integer, so a match only asks for the slower look.
-_NOT_FINITE: Final = re.compile(rb"\xca[\x7f\xff][\x80-\xff]|\xcb[\x7f\xff][\xf0-\xff]")
+# A float that is infinite or not a number, as msgpack writes it (float32 0xca, float64 0xcb). The patterns may also
+# match inside a string or an integer, so a match only asks for the slower look. Two that begin with one byte each are
+# five times as fast as one that begins with either.
+_NOT_FINITE_4: Final = re.compile(rb"\xca[\x7f\xff][\x80-\xff]")
+_NOT_FINITE_8: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 
 
 def encode_header(header: Header) -> bytes:
@@ -155,13 +157,18 @@ def _unwrap(data: bytes, limit: int) -> memoryview:
 def _decode(decode: Callable[[bytes | memoryview], _T], data: bytes | memoryview, what: str) -> _T:
     try:
         message = decode(data)
-        if _NOT_FINITE.search(data) and not _finite(msgspec.to_builtins(message)):
+        if may_lack_numbers(data) and not _finite(msgspec.to_builtins(message)):
             raise ValueError("a value is not a number")
     except Exception as error:
         # msgspec documents MsgspecError; deep nesting raises RecursionError, and a reader of foreign bytes
         # must not depend on that list being complete.
         raise BadMessage(f"unreadable {what}: {_reason(error)}") from None
     return message
+
+
+def may_lack_numbers(data: bytes | memoryview) -> bool:
+    """Tell whether a message may hold a float that is no finite number; False is certain."""
+    return _NOT_FINITE_8.search(data) is not None or _NOT_FINITE_4.search(data) is not None
 
 
 def _finite(value: object) -> bool:
