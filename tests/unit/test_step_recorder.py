@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 
 import pytest
+import torch
+from torch import nn
 
+from ranktop.agent.skim import AfterForward, BeforeForward, Skim, after_step, before_step
 from ranktop.probes.reading import MomentReading, Resident, StepTimes
 from ranktop.probes.steps import FORWARDS_WITHOUT_OPTIMIZER, StepRecorder
 
@@ -120,28 +125,67 @@ def test_waiting_for_a_micro_batch_is_data() -> None:
     assert step.seconds == 20.75
 
 
-def test_fast_steps_are_counted_while_skimmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = Loop()
+class Lane:
+    """The hooks of a root and its optimizer over a loop's recorder, as torch calls them."""
+
+    def __init__(self, recorder: StepRecorder) -> None:
+        self.recorder = recorder
+        self.root = nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.root.parameters())
+        self.skim = Skim()
+        self.skim.recorder, self.skim.root, self.skim.thread = recorder, weakref.ref(self.root), get_ident()
+        self.skim.know(self.optimizer)
+        self.left: list[str] = []
+        """What the hooks did not do themselves."""
+        self.before = BeforeForward(lambda *_: self.left.append("before"), self.skim)
+        self.after = AfterForward(lambda *_: self.left.append("after"), self.skim)
+        self.step_begins = before_step(self.skim, lambda _: self.left.append("step begins"))
+        self.step_ends = after_step(self.skim, lambda _: self.left.append("step ends"))
+
+    def forward(self) -> None:
+        self.before(self.root, (), {})
+        assert self.recorder.phase == "forward"
+        self.after(self.root, (), None)
+        assert self.recorder.phase == "backward"
+
+    def step(self) -> None:
+        self.step_begins(self.optimizer, (), {})
+        assert self.recorder.phase == "optimizer"
+        self.step_ends(self.optimizer, (), {})
+        assert self.recorder.phase == "data"
+
+
+def skimmed(loop: Loop) -> Lane:
+    """Four followed steps, then the fifth, which has begun, is skimmed."""
     recorder = loop.recorder
-    monkeypatch.setattr(recorder, "_want_reading", lambda: True)
     for _ in range(4):
+        recorder.next_reading = 0.0
         loop.step()
-    monkeypatch.setattr(recorder, "_want_reading", lambda: False)
+    recorder.next_reading = float("inf")
     assert recorder.forward_begin(True)
     assert recorder.skimming
+    return Lane(recorder)
+
+
+def test_fast_steps_are_counted_while_skimmed() -> None:
+    loop = Loop()
+    recorder = loop.recorder
+    lane = skimmed(loop)
     assert [s.index for s in recorder.take()] == [1, 2, 3, 4]
     assert not recorder.following
     assert recorder.ended == recorder.count == 4
-    recorder.skim_optimizer_end()
+    lane.step()
     for count in range(5, 9):
         assert recorder.ended == count
-        assert recorder.skim_forward()
+        lane.forward()
         assert recorder.count == recorder.ended == count
-        assert recorder.skim_forward(), "a second micro-batch of the same step"
-        recorder.skim_optimizer_end()
-        recorder.skim_optimizer_end()  # a second optimizer of the same step
-    monkeypatch.setattr(recorder, "_want_reading", lambda: True)
-    assert not recorder.skim_forward()
+        lane.forward()  # a second micro-batch of the same step
+        lane.step()
+        lane.step()  # a second optimizer of the same step
+    assert lane.left == []
+    recorder.next_reading = 0.0
+    lane.before(lane.root, (), {})
+    assert lane.left == ["before"]
     assert not recorder.skimming
     loop.step()
     assert recorder.following
@@ -152,6 +196,52 @@ def test_fast_steps_are_counted_while_skimmed(monkeypatch: pytest.MonkeyPatch) -
     assert step.forward == 2.0
     assert step.data is None, "the device was not asked when the skimmed step before it ended"
     assert recorder.count == 10
+
+
+def test_what_skimming_does_not_know_goes_the_long_way() -> None:
+    loop = Loop()
+    lane = skimmed(loop)
+    other = nn.Linear(1, 1)
+    lane.before(other, (), {})
+    with torch.no_grad():
+        lane.before(lane.root, (), {})
+        lane.after(lane.root, (), None)
+    lane.after(other, (), None)
+    lane.step_begins(torch.optim.SGD(other.parameters()), (), {})
+    assert lane.left == ["before", "before", "after", "after", "step begins"]
+    lane.left.clear()
+    lane.skim.thread = -1  # another one trains
+    lane.before(lane.root, (), {})
+    lane.after(lane.root, (), None)
+    lane.step_begins(lane.optimizer, (), {})
+    lane.step_ends(lane.optimizer, (), {})
+    assert lane.left == ["before", "after", "step begins", "step ends"]
+    assert loop.recorder.count == 4
+    assert loop.recorder.phase == "forward", "as the step that is skimmed has it"
+
+
+@pytest.mark.parametrize("left_early", [False, True])
+def test_a_followed_step_after_skimmed_ones_leaves_a_validation_before_it_out(left_early: bool) -> None:
+    loop = Loop()
+    loop.clock.name = "host"
+    recorder = loop.recorder
+    lane = skimmed(loop)
+    if left_early:
+        recorder.left_training()
+    lane.step()
+    if not left_early:
+        loop.clock.now += 50.0
+        recorder.left_training()
+    recorder.next_reading = 0.0
+    lane.before(lane.root, (), {})
+    loop.step(data=1.0)
+    recorder.close()
+    step = recorder.take()[-1]
+    assert step.index == 6
+    if left_early:
+        assert step.seconds < 1.0, "by the host's time, which the test does not move"
+    else:
+        assert (step.seconds, step.data) == (7.5, 1.0)
 
 
 def test_two_optimizers_make_one_step() -> None:

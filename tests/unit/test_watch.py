@@ -205,7 +205,7 @@ def test_each_step_that_is_followed_has_the_tokens_of_its_own_batch(watch: Watch
         watch.close()
         assert watch.recorder is not None
         told += [step.tokens for step in watch.recorder.take()]
-        watch.recorder._last_read_host = 0.0  # as if the next step came half a second later: it is followed
+        watch.recorder.next_reading = 0.0  # as if the next step came half a second later: it is followed
     assert told == [2 * sum(micro_batches) for micro_batches in lengths]
 
 

@@ -7,7 +7,6 @@ instances, so that a forward costs two calls whatever the number of modules, and
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from collections import OrderedDict
@@ -18,9 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-from ranktop.agent.skim import Skim
-
-_NOTHING: Final = contextlib.nullcontext()
+from ranktop.agent.skim import AfterForward, BeforeForward, Skim
 
 _GRAPHED: Final = "make_graphed_callables"
 
@@ -83,26 +80,6 @@ class Listener(Protocol):
         ...
 
 
-class _Hook:
-    """A hook that a copied or pickled module does not carry along: there it becomes a call that does nothing.
-
-    Without this, ``torch.save(model)`` would make a file that can only be loaded where this package is installed.
-    """
-
-    __slots__ = ("call", "quick")
-
-    def __init__(self, call: Callable[..., None], quick: Callable[[nn.Module], bool]) -> None:
-        self.call = call
-        self.quick = quick
-
-    def __call__(self, module: nn.Module, *rest: Any) -> None:
-        if not (torch.compiler.is_compiling() or self.quick(module)):
-            self.call(module, *rest)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (_NOTHING, "__exit__")
-
-
 class _Hooked:
     """The handles of one hooked module."""
 
@@ -126,8 +103,8 @@ class RootTracker:
         self._global: list[Any] = []
         self._prepare: Callable[[nn.Module], nn.Module] | None = None
         self._graphing: tuple[Callable[..., Any], Callable[..., Any]] | None = None
-        self._before = _Hook(self._begin, skim.begin)
-        self._after = _Hook(self._end, skim.end)
+        self._before = BeforeForward(self._begin, skim)
+        self._after = AfterForward(self._end, skim)
 
     def install(self) -> None:
         """Watch modules being built from now on."""
@@ -240,7 +217,7 @@ class RootTracker:
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hooked = self._hooked.get(module)
-        if hooked is None:
+        if hooked is None or torch.compiler.is_compiling():
             return
         if not hooked.called:
             hooked.called = True
@@ -248,7 +225,7 @@ class RootTracker:
         self._listener.root_begin(module, args, kwargs)
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        if self._hooked.get(module) is not None:
+        if self._hooked.get(module) is not None and not torch.compiler.is_compiling():
             self._listener.root_end(module, output)
 
     @staticmethod

@@ -40,7 +40,7 @@ from ranktop.agent.harmless import OutputHook, harmless
 from ranktop.agent.roots import ByIdentity, RootTracker
 from ranktop.agent.runner import one_line
 from ranktop.agent.say import say
-from ranktop.agent.skim import Skim
+from ranktop.agent.skim import Skim, after_step, before_step
 from ranktop.agent.trainers import told
 from ranktop.probes.allocator import HostAllocator, open_allocator
 from ranktop.probes.architecture import Holding, Outputs, output_sizes
@@ -107,8 +107,8 @@ class Watch:
         """Put the hooks in place; torch has been imported."""
         self.roots.install()
         self._handles = [
-            register_optimizer_step_pre_hook(self._optimizer_begin),
-            register_optimizer_step_post_hook(self._optimizer_end),
+            register_optimizer_step_pre_hook(before_step(self._skim, self._stepping)),
+            register_optimizer_step_post_hook(after_step(self._skim, self._stepped)),
         ]
 
     def remove(self) -> None:
@@ -228,17 +228,9 @@ class Watch:
 
     # -- optimizers ------------------------------------------------------------------------------------------------
 
-    def _optimizer_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not (torch.compiler.is_compiling() or self._skim.optimizer_begin(optimizer)):
-            self._stepping(optimizer)
-
-    def _optimizer_end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not (torch.compiler.is_compiling() or self._skim.optimizer_end(optimizer)):
-            self._stepped(optimizer)
-
     @harmless
     def _stepping(self, optimizer: Optimizer) -> None:
-        if capturing() or self.thread not in (None, threading.get_ident()):
+        if capturing() or torch.compiler.is_compiling() or self.thread not in (None, threading.get_ident()):
             return
         self._know(optimizer, threading.get_ident())
         recorder = self.recorder
@@ -250,6 +242,8 @@ class Watch:
 
     @harmless
     def _stepped(self, optimizer: Optimizer) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self._primary is None or self._primary() is None:
             self._find_primary(optimizer)  # not before: an optimizer may run the forward itself
         recorder = self.recorder
@@ -260,7 +254,7 @@ class Watch:
         if self.model is not None and recorder.count < 3:
             self.model.refresh()
         recorder.optimizer_end()
-        self._skim.optimizers[id(optimizer)] = weakref.ref(optimizer)
+        self._skim.know(optimizer)
 
     def _know(self, optimizer: Optimizer, thread: int | None) -> None:
         if all(known() is not optimizer for known, _ in self._optimizers):
@@ -349,6 +343,7 @@ class Watch:
         self.model.refresh(force=True)
         self._one_device = on_one_device(root)
         self.recorder = self._skim.recorder = StepRecorder(self._read, clock_of(self.device))
+        assert self._primary is not None
         self._skim.root = self._primary
         return self.recorder
 

@@ -36,8 +36,8 @@ class StepRecorder:
     and optimizers that work group by group, make one step. Forwards without gradients (validation) belong to none.
 
     Steps that follow each other fast are not all followed: between two that are, the rest is only skimmed, that is
-    counted, by the three methods that say so. They cost a few hundred nanoseconds where the full ones cost a hundred
-    microseconds of a training loop whose caches hold other things.
+    counted. That costs microseconds where following costs hundreds of a training loop whose caches hold other things,
+    so the hooks do it themselves (``agent/skim.py``), with the four attributes that say so.
 
     A forward within an optimizer's call is one of its closure (Lightning's automatic optimization, L-BFGS): then the
     optimizer's own work begins when the closure's backward has ended.
@@ -57,12 +57,18 @@ class StepRecorder:
         self._closure = False
         """Whether an optimizer that is being called runs the forwards."""
         self._reading_cost = 0.0
-        self._last_end_host: float | None = None
-        self._last_read_host = 0.0
+        self.last_end: float | None = None
+        """``time.perf_counter`` at the end of the last step; None before the first. Skimming sets it."""
+        self.next_reading = 0.0
+        """``time.perf_counter`` from which on the next step to begin is followed."""
         self.skimming = False
         """Whether the step in progress is only counted."""
-        self._fresh = True
-        self._uncounted = False
+        self.fresh = True
+        """For skimming: whether no forward has come since the last step ended."""
+        self.uncounted = False
+        """For skimming: whether the last step that ended is not in ``count`` yet."""
+        self._left: float | None = None
+        """``last_end`` as it was when the last validation ended."""
         self._skimmed_end: float | None = None
         """Host time at the end of the last step, when that one was skimmed."""
         self.phase = ""
@@ -111,7 +117,8 @@ class StepRecorder:
         if self.skimming:
             # It came another way than by ``skim_forward``: from a thread that has taken the training over.
             self._count_skimmed()
-            self.skimming = False
+            self.follow()
+            self._skimmed_end = None
         mark = self._clock.mark()
         step = self._open = OpenStep(self.count + 1, self._previous_end, mark, self._want_reading())
         step.closure = self._closure
@@ -201,7 +208,7 @@ class StepRecorder:
             step.closure = True  # it had been called before this step's first forward
         step.last_mark = mark
         self._stepped = True
-        self._last_end_host = step.host_end = time.perf_counter()
+        self.last_end = step.host_end = time.perf_counter()
         self._moment(step, "step_end")
 
     def close(self) -> None:
@@ -212,30 +219,18 @@ class StepRecorder:
         self._count_skimmed()
         self._resolve()
 
-    # -- the same while skimming ---------------------------------------------------------------------------------
+    # -- skimming ------------------------------------------------------------------------------------------------
 
-    def skim_forward(self) -> bool:
-        """A forward that needs gradients starts. True when the step is only counted; else follow it from here."""
-        if self._fresh:
-            self._count_skimmed()
-            self._fresh = False
-            if self._want_reading():
-                self.skimming = False
-                self._skimmed_end = None if self._previous_end is not None else self._last_end_host
-                return False
-        self.phase = "forward"
-        return True
-
-    def skim_optimizer_end(self) -> None:
-        """An optimizer has stepped."""
-        self._fresh = self._uncounted = True
-        self._previous_end = None
-        self._last_end_host = time.perf_counter()
-        self.phase = "data"
+    def follow(self) -> None:
+        """Skim no longer: the step that begins now is followed. The one before is counted already."""
+        self.skimming = False
+        if self._left is None or self._left != self.last_end:
+            # No validation since the last step's end: the device was not asked then, the host's time is known.
+            self._previous_end, self._skimmed_end = None, self.last_end
 
     def _count_skimmed(self) -> None:
-        if self._uncounted:
-            self._uncounted = False
+        if self.uncounted:
+            self.uncounted = False
             self.count += 1
 
     def _may_skim(self) -> bool:
@@ -245,7 +240,8 @@ class StepRecorder:
     def _skim_from_here(self) -> None:
         self._open = None
         self.skimming = True
-        self._fresh = self._uncounted = False
+        self.fresh = self.uncounted = False
+        self._left = None
         self.phase = "forward"
 
     @property
@@ -270,12 +266,7 @@ class StepRecorder:
     @property
     def ended(self) -> int:
         """Steps whose optimizer has run: ``count`` rises only when the next one begins."""
-        return self.count + (self._uncounted or (self._open is not None and self._stepped))
-
-    @property
-    def last_end(self) -> float | None:
-        """``time.perf_counter`` at the end of the last step; None before the first."""
-        return self._last_end_host
+        return self.count + (self.uncounted or (self._open is not None and self._stepped))
 
     def _resolve(self) -> None:
         """Ask for the times of finished steps, in the training thread.
@@ -314,7 +305,7 @@ class StepRecorder:
         if self.optimizer_seen or (self.count == 0 and len(step.forwards) < FORWARDS_WITHOUT_OPTIMIZER):
             return False
         step.last_mark = self._clock.mark()
-        self._last_end_host = time.perf_counter()
+        self.last_end = time.perf_counter()
         self._moment(step, "backward_end")
         return True
 
@@ -327,13 +318,14 @@ class StepRecorder:
         self._count_skimmed()
         if self._open is None and (self._previous_end is not None or self.skimming):
             self._previous_end = self._clock.mark()
+            self._left = self.last_end
             self.phase = "data"
 
     def _finish(self, step: OpenStep) -> None:
         self.count = step.index
         self._previous_end = step.last_mark
         self.accumulation = len(step.forwards)
-        now = self._last_end_host if self._last_end_host is not None else time.perf_counter()
+        now = self.last_end if self.last_end is not None else time.perf_counter()
         if step.read and step.moments:
             self.table = StepTable(index=step.index, first=step.index == 1, moments=dict(step.moments))
             self.table_time = now
@@ -341,11 +333,7 @@ class StepRecorder:
         self._resolve()
 
     def _want_reading(self) -> bool:
-        if self.count < ALWAYS_READ:
-            return True
-        elapsed = time.perf_counter() - self._last_read_host
-        spacing = 5 * self._reading_cost / READING_SHARE
-        return elapsed >= max(READING_SPACING, spacing)
+        return self.count < ALWAYS_READ or time.perf_counter() >= self.next_reading
 
     def _moment(self, step: OpenStep, name: str) -> None:
         if not step.read:
@@ -357,5 +345,5 @@ class StepRecorder:
             step.moments[name] = reading
         cost = after - before
         self.hook_seconds += cost
-        self._last_read_host = after
         self._reading_cost = cost if self._reading_cost == 0.0 else 0.7 * self._reading_cost + 0.3 * cost
+        self.next_reading = after + max(READING_SPACING, 5 * self._reading_cost / READING_SHARE)
