@@ -1,8 +1,9 @@
-"""What the dashboard costs: run ``python tests/bench/bench_viewer.py [first] [alone] [nvitop]``.
+"""What the dashboard costs: run ``python tests/bench/bench_viewer.py [first] [8] [64] [512] [1024] [beside] [sizes]``.
 
-``first``: time from exec to the first painted frame. ``alone``: CPU, memory and bytes to the terminal at 8 and 1024
-ranks. ``nvitop``: the same of nvitop on the same eight devices with the same moving values, both at work at the same
-time on the same machine, so that its mood counts for both. Prints tables; asserts nothing.
+``first``: time from exec to the first painted frame. A number: CPU, memory and bytes to the terminal beside so many
+ranks, in terminals of three sizes at once. ``beside``: the same of nvitop and nvtop on the same eight devices with the
+same moving values, all at work at the same time on the same machine, so that its mood counts for all; ``sizes``: in a
+small and in a large terminal. Prints tables; asserts nothing.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.measured import heading, ratios, spread
 from bench.simulated import Running, running
 from bench.terminal import Terminal
 from nvml_stub.build import NvmlStub, build_library, compiler, device_uuid
@@ -27,17 +29,15 @@ from nvml_stub.build import NvmlStub, build_library, compiler, device_uuid
 RANKTOP = [sys.executable, "-m", "ranktop.tui.cli"]
 COMMAND = Path(sys.executable).with_name("ranktop")
 NVITOP_VERSION = "1.7.2"
+SIZES = ((80, 24), (120, 40), (200, 60))
+PARTS = ("first", "8", "64", "512", "1024", "beside", "sizes")
+WARM = 8.0
+"""Seconds that all are at work before they are measured."""
 
 
 def viewer(size: tuple[int, int]) -> Terminal:
     """Open the dashboard on the only job."""
     return Terminal([str(COMMAND)] if COMMAND.exists() else RANKTOP, size)
-
-
-def spread(values: list[float], form: str = "{:.2f}") -> str:
-    """Write median and range of some values."""
-    middle, low, high = (form.format(value) for value in (statistics.median(values), min(values), max(values)))
-    return f"{middle} ({low} .. {high})"
 
 
 def first_frames(runs: int) -> None:
@@ -50,7 +50,7 @@ def first_frames(runs: int) -> None:
         imports: list[float] = []
         for turn in range(runs + 1):
             terminal = viewer((120, 40))
-            screen, row = terminal.appeared(" ranktop ", name)
+            screen, row = terminal.appeared("ranktop", name)
             terminal.close()
             began = time.monotonic()
             subprocess.run([sys.executable, "-c", "pass"], check=True)
@@ -67,8 +67,8 @@ def first_frames(runs: int) -> None:
 class Meter:
     """CPU and bytes of one terminal, segment by segment."""
 
-    def __init__(self, terminal: Terminal) -> None:
-        self.terminal = terminal
+    def __init__(self, name: str, terminal: Terminal) -> None:
+        self.name, self.terminal = name, terminal
         self.cpu: list[float] = []
         self.bytes: list[float] = []
         self._last = (time.monotonic(), terminal.cpu(), terminal.bytes)
@@ -81,16 +81,23 @@ class Meter:
         self.bytes.append((now[2] - self._last[2]) / seconds)
         self._last = now
 
-    def row(self, name: str) -> str:
+    def row(self) -> str:
         """Return a line of the table."""
         resident = self.terminal.resident() / 2**20
-        return f"{name:<26}{spread(self.cpu):>26}{resident:>8.0f}{spread(self.bytes, '{:.0f}'):>28}"
+        return f"{self.name:<26}{spread(self.cpu):>26}{resident:>9.0f}{spread(self.bytes, '{:.0f}'):>28}"
 
 
-HEAD = f"{'120x40, 1 Hz':<26}{'CPU, % of a core':>26}{'RSS MiB':>8}{'bytes/s':>28}"
+def head(title: str) -> str:
+    """Return the titles of a table."""
+    return f"\n{title:<26}{'CPU, % of a core':>26}{'RSS MiB':>9}{'bytes/s':>28}"
 
 
-def measure(meters: list[Meter], segments: int, seconds: float) -> None:
+def words(size: tuple[int, int]) -> str:
+    """Return a size as it is written."""
+    return f"{size[0]}x{size[1]}"
+
+
+def measure(meters: Sequence[Meter], segments: int, seconds: float) -> None:
     """Let time pass and cut it for all meters alike."""
     for _ in range(segments):
         time.sleep(seconds)
@@ -98,20 +105,23 @@ def measure(meters: list[Meter], segments: int, seconds: float) -> None:
             meter.cut()
 
 
-def alone(ranks: int, segments: int, seconds: float) -> str:
-    """Return the dashboard's line for so many ranks."""
+def alone(ranks: int, segments: int, seconds: float) -> None:
+    """Print what the dashboard costs beside so many ranks, in every size at once."""
     with running(ranks) as job:
-        terminal = viewer((120, 40))
+        terminals = [viewer(size) for size in SIZES]
         try:
-            terminal.appeared(job.job.job.name)
-            time.sleep(8.0)
-            meter = Meter(terminal)
-            measure([meter], segments, seconds)
-            line = meter.row(f"ranktop, {ranks} ranks")
+            for terminal in terminals:
+                terminal.appeared(job.job.job.name)
+            time.sleep(8.0 + ranks / 100)  # many budgets are worked out first
+            meters = [Meter(words(size), terminal) for size, terminal in zip(SIZES, terminals, strict=True)]
+            measure(meters, segments, seconds)
+            print(head(f"ranktop, {ranks} ranks, 1 Hz"))
+            for meter in meters:
+                print(meter.row(), flush=True)
         finally:
-            terminal.close()
+            for terminal in terminals:
+                terminal.close()
         job.stop()
-    return line
 
 
 def find_nvitop(folder: Path) -> tuple[Path | None, str]:
@@ -145,7 +155,9 @@ def steer(stub: NvmlStub, job: Running, stop: threading.Event) -> None:
                 "total": reading.total, "used": reading.used, "free": reading.free, "reserved": 0,
                 "util": reading.utilization, "memutil": 60, "power": int(1000 * (reading.power or 0)),
                 "limit": 700_000, "temp": reading.temperature, "sm": reading.sm_clock, "mem": reading.memory_clock,
-                "procs": f"{pid}:{reading.process_used}",
+                "procs": f"{pid}:{reading.process_used}", "pci": f"00000000:{0x19 + 0x10 * rank:02X}:00.0",
+                "pcie_gen": 5, "pcie_max_gen": 5, "pcie_width": 16, "pcie_max_width": 16, "pcie_tx": 1_240_000,
+                "pcie_rx": 880_000, "t_slowdown": 87, "max_sm": 1980, "max_mem": 2619, "encoder": 0, "decoder": 0,
             }  # fmt: skip
             settings.update({f"d{rank}.{key}": value for key, value in values.items()})
         stub.settings = settings
@@ -154,72 +166,90 @@ def steer(stub: NvmlStub, job: Running, stop: threading.Event) -> None:
             return
 
 
-def beside_nvitop(segments: int, seconds: float) -> None:
-    """Print ranktop's and nvitop's costs on the same eight devices at the same time, and their ratios."""
+def others(folder: Path) -> dict[str, list[str]]:
+    """Return name -> command of the other monitors that are at hand; says of the others in a line why not."""
+    found: dict[str, list[str]] = {}
+    nvitop, why = find_nvitop(folder / "venv")
+    if nvitop is None:
+        print(f"nvitop: skipped, {why}")
+    else:
+        for mode in ("auto", "full"):
+            found[f"nvitop -m {mode}"] = quiet(str(nvitop), "-m", mode, "--interval", "1")
+    nvtop = shutil.which("nvtop")
+    if nvtop is None:
+        print("nvtop: skipped, it is not installed (Debian has it in contrib)")
+    else:
+        found["nvtop"] = quiet(nvtop, "--delay", "10")  # tenths of a second
+    return found
+
+
+def beside(size: tuple[int, int], segments: int, seconds: float) -> None:
+    """Print ranktop's and others' costs on the same eight devices at the same time, and the ratios."""
     if compiler() is None:
-        print("nvitop: skipped, no C compiler to build the stand-in NVML library")
+        print("nvitop, nvtop: skipped, no C compiler to build the stand-in NVML library")
         return
     with tempfile.TemporaryDirectory() as folder, running(8) as job:
-        nvitop, why = find_nvitop(Path(folder) / "venv")
-        if nvitop is None:
-            print(f"nvitop: skipped, {why}")
-            return
+        commands = others(Path(folder))
         stub = NvmlStub(build_library(Path(folder) / "nvml"), Path(folder))
         stop = threading.Event()
         mover = threading.Thread(target=steer, args=(stub, job, stop))
         mover.start()
         environment = {key: value for key, value in stub.environment().items() if key != "NVML_STUB_CALLS"}
+        environment.update(XDG_CONFIG_HOME=folder)
         while not stub.steering.exists():
             time.sleep(0.01)
-        others = [Terminal(quiet(str(nvitop), "-m", mode, "--interval", "1"), (120, 40), environment)
-                  for mode in ("auto", "full")]  # fmt: skip
-        mine = viewer((120, 40))
+        terminals = [viewer(size), *(Terminal(command, size, environment) for command in commands.values())]
         try:
-            mine.appeared(job.job.job.name)
-            for other in others:
-                other.appeared("H100")
-            time.sleep(8.0)
-            meters = [Meter(terminal) for terminal in (mine, *others)]
+            terminals[0].appeared(job.job.job.name)
+            for terminal in terminals[1:]:
+                terminal.appeared("H100")
+            time.sleep(WARM)
+            meters = [Meter(*pair) for pair in zip(("ranktop", *commands), terminals, strict=True)]
             measure(meters, segments, seconds)
-            print_beside(meters)
+            print_beside(meters, size)
         finally:
-            for terminal in (mine, *others):
+            for terminal in terminals:
                 terminal.close()
             stop.set()
             mover.join()
         job.stop()
 
 
-def print_beside(meters: list[Meter]) -> None:
+def print_beside(meters: Sequence[Meter], size: tuple[int, int]) -> None:
     """Print the lines and the ratios of their segments."""
-    mine, *others = meters
-    print(f"\n{HEAD}\n{mine.row('ranktop, 8 ranks')}")
-    for name, other in zip(("nvitop, 8 devices", "nvitop -m full, 8 devices"), others, strict=True):
-        print(other.row(name))
-        cpu = [a / b for a, b in zip(mine.cpu, other.cpu, strict=True) if b]
-        sent = [a / b for a, b in zip(mine.bytes, other.bytes, strict=True) if b]
-        print(f"{'  ratio ranktop / it':<26}{spread(cpu):>26}{'':>8}{spread(sent):>28}")
+    mine, *rest = meters
+    print(f"{head(f'8 devices, {words(size)}, 1 Hz')}\n{mine.row()}")
+    for other in rest:
+        cpu, sent = spread(ratios(mine.cpu, other.cpu)), spread(ratios(mine.bytes, other.bytes))
+        print(f"{other.row()}\n{'  ratio ranktop / it':<26}{cpu:>26}{'':>9}{sent:>28}", flush=True)
 
 
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", help="first, alone, nvitop; all by default")
+    parser.add_argument("what", nargs="*", help=f"{', '.join(PARTS)}; all by default")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--segments", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=5.0, help="of one segment")
+    parser.add_argument("--short", action="store_true", help="a smoke run, whose numbers mean nothing")
     options = parser.parse_args()
-    wanted = set(options.what) or {"first", "alone", "nvitop"}
+    wanted = options.what or (["first", "beside"] if options.short else PARTS)
+    if unknown := [word for word in wanted if word not in PARTS]:
+        parser.error(f"no part is called {', '.join(unknown)}")
+    runs, segments, seconds = (1, 2, 1.0) if options.short else (options.runs, options.segments, options.seconds)
+    heading("What the dashboard costs", "nvitop")
     with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         os.environ["RANKTOP_RUN_DIR"] = f"{folder}/run"
-        if "first" in wanted:
-            first_frames(options.runs)
-        if "alone" in wanted:
-            print(f"\n{HEAD}")
-            for ranks in (8, 1024):
-                print(alone(ranks, options.segments, options.seconds), flush=True)
-        if "nvitop" in wanted:
-            beside_nvitop(options.segments, options.seconds)
+        for part in wanted:
+            if part == "first":
+                first_frames(runs)
+            elif part == "beside":
+                beside(SIZES[1], segments, seconds)
+            elif part == "sizes":
+                beside(SIZES[0], segments, seconds)
+                beside(SIZES[2], segments, seconds)
+            else:
+                alone(int(part), segments, seconds)
 
 
 if __name__ == "__main__":

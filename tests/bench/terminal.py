@@ -43,6 +43,10 @@ class Terminal:
         env.update(LC_ALL="C.UTF-8", PYTHONUTF8="1")
         env.pop("NO_COLOR", None)
         self.bytes = 0
+        self.last = 0.0
+        """When bytes came last."""
+        self._first: float | None = None
+        """When they came first since keys were pressed."""
         self._marks: dict[bytes, float] = {}
         self._seen = bytearray()
         self._watching: set[bytes] = set()
@@ -67,6 +71,8 @@ class Terminal:
                 return
             if not got:
                 continue
+            self.last = time.monotonic()
+            self._first = self._first or self.last
             self.bytes += len(got)
             for question in QUESTIONS.findall(got):
                 with contextlib.suppress(OSError):
@@ -92,6 +98,24 @@ class Terminal:
                 raise RuntimeError(f"{missing} did not appear; the end: {bytes(self._seen[-600:])!r}")
             time.sleep(0.002)
         return [self._marks[text] - self.started for text in wanted]
+
+    def press(self, keys: str) -> float:
+        """Type keys; returns when that was begun."""
+        self._first = None
+        now = time.monotonic()
+        os.write(self._fd, keys.encode())
+        return now
+
+    def first_after(self, pressed: float) -> float:
+        """Return when the first byte came since keys were pressed; that very time when none did."""
+        return self._first or pressed
+
+    def still(self, seconds: float, most: float = 20.0) -> None:
+        """Wait until nothing has come for so many seconds."""
+        limit = time.monotonic() + most
+        began = time.monotonic()
+        while time.monotonic() - max(began, self.last) < seconds and time.monotonic() < limit:
+            time.sleep(0.005)
 
     def output(self) -> bytes:
         """Return everything that was written so far."""

@@ -34,6 +34,17 @@ NVML Ret nvmlDeviceGetUtilizationRates(Device *device, Utilization *rates) {
   return leave(ret);
 }
 
+#define CODEC(function, key)                                             \
+  NVML Ret function(Device *device, uint *percent, uint *microseconds) { \
+    BEGIN(device);                                                       \
+    Ret ret = give_uint(device->number, key, percent);                   \
+    if (microseconds) *microseconds = 166667;                            \
+    return leave(ret);                                                   \
+  }
+
+CODEC(nvmlDeviceGetEncoderUtilization, "encoder")
+CODEC(nvmlDeviceGetDecoderUtilization, "decoder")
+
 #define GETTER(function, type, key)                         \
   NVML Ret function(Device *device, type *value) {          \
     BEGIN(device);                                          \

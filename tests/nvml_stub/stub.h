@@ -10,7 +10,7 @@
  *   d0.uuid d0.name                %xx escapes a byte
  *   d0.index .minor .pci .numa     index among whole GPUs, number of /dev/nvidia<minor>, 00000000:81:00.0, node
  *   d0.total .used .free .reserved bytes, as memory info v2 has them (v1 counts reserved as used)
- *   d0.util .memutil .fan          percent
+ *   d0.util .memutil .fan .encoder .decoder    percent
  *   d0.power .limit .limit_min .limit_max .limit_default    mW
  *   d0.energy                      mJ
  *   d0.temp .mem_temp .t_shutdown .t_slowdown .t_mem_max .t_gpu_max    degrees Celsius
