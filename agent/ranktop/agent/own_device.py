@@ -75,6 +75,8 @@ class OwnDevice:
 
     def choose(self, device: torch.device | None) -> None:
         """Open the device once it is known: at once for a torch without CUDA, else when the model has run."""
+        if device is not None and device == self._opened:
+            return
         torch = sys.modules["torch"]
         if device is None and torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
             device = torch.device("cpu")

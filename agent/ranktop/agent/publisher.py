@@ -39,6 +39,7 @@ _KINDS: Final[dict[type, str]] = {
 _UNANSWERED: Final = 16
 """Messages that a hub which is well may have received since its last answer that was read."""
 _SOCKET_QUEUE: Final = 64
+_EVENTFD: Final = "anon_inode:[eventfd]"
 _DESCRIPTORS: Final = 24
 """Descriptors that a context and a socket take, and some to spare."""
 _CARD_SPACING: Final = 2.0
@@ -81,7 +82,7 @@ class Publisher:
         self._retry = HUB_SILENCE
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
-        self._descriptor: tuple[int, tuple[str, str]] = (-1, ("", ""))
+        self._descriptor: tuple[int, str] = (-1, "")
         """The socket's own descriptor and what it was when opened."""
 
     @property
@@ -230,7 +231,7 @@ class Publisher:
         """Let go of a hub that may be another user's; before the next connection the directory is looked at anew."""
         if self._socket is not None:
             self._socket.close(linger=0)
-        self._socket, self._descriptor = None, (-1, ("", ""))
+        self._socket, self._descriptor = None, (-1, "")
 
     def _leave_if_closed(self) -> None:
         """Open everything anew when the script has closed descriptors that it did not open, as daemons do.
@@ -251,11 +252,8 @@ class Publisher:
         if self._socket is None:
             return
         ack: Ack | None = None
-        while True:
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                break
+        while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             if not is_trusted(user := sender(frames[0])):
                 self.problem = f"the hub's socket is served by user {user}: refused"
                 self._hang_up()
@@ -303,18 +301,22 @@ class Publisher:
                 self._hang_up()
 
 
-def _described(descriptor: int) -> tuple[str, str]:
-    """Return the kind of a descriptor, and what tells one eventfd from another where that can be read."""
-    try:
-        kind = os.readlink(f"/proc/self/fd/{descriptor}")
-    except OSError:
-        return "", ""
+def _described(descriptor: int) -> str:
+    """Return what tells a socket's eventfd from any other descriptor of its number, as far as the kernel tells it."""
     told = text_or_none(f"/proc/self/fdinfo/{descriptor}") or ""  # none where no descriptor is left to read it with
-    return kind, "".join(line for line in told.splitlines() if line.startswith("eventfd-id"))
+    number = told.find("eventfd-id")
+    if number >= 0:
+        return told[number:].partition("\n")[0]
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return ""
 
 
-def _same(one: tuple[str, str], other: tuple[str, str]) -> bool:
-    return one[0] == other[0] and (one[1] == other[1] or "" in (one[1], other[1]))
+def _same(one: str, other: str) -> bool:
+    """Compare two descriptions of a descriptor; the kernel may not have told of both as exactly."""
+    kinds = [_EVENTFD if told.startswith("eventfd-id") else told for told in (one, other)]
+    return kinds[0] == kinds[1] and (one == other or _EVENTFD in (one, other))
 
 
 def _require_descriptors() -> None:

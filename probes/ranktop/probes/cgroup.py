@@ -44,6 +44,10 @@ class MemoryGroups:
         """``read`` stands in for reading the machine's own files; ``pid`` is another process than this one."""
         self._read = read or text_or_none
         self._groups = _groups(self._read(f"/proc/{'self' if pid is None else pid}/cgroup") or "")
+        names = {1: "memory.limit_in_bytes", 2: "memory.max"}
+        limits = [(f"{folder}/{names[version]}", folder, version) for folder, version in self._groups]
+        self._limits = tuple(limit for limit in limits if self._read(limit[0]) is not None)
+        """File, folder and version of those that can have a limit: where none is mounted none will be."""
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -53,9 +57,8 @@ class MemoryGroups:
     def tightest(self) -> MemoryLimit | None:
         """Return the tightest limit of those that are set, None when none is."""
         found: tuple[int, str, int] | None = None
-        for folder, version in self._groups:
-            name = "memory.max" if version == 2 else "memory.limit_in_bytes"
-            limit = self._number(f"{folder}/{name}")
+        for name, folder, version in self._limits:
+            limit = self._number(name)
             if limit is not None and limit < _NO_LIMIT and (found is None or limit < found[0]):
                 found = (limit, folder, version)
         if found is None:
