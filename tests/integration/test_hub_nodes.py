@@ -14,7 +14,7 @@ from ranktop.agent.hub_gather import ASK_WAIT, LOST_AFTER
 from ranktop.agent.hub_ranks import Rank
 from ranktop.agent.hub_state import HubState
 from ranktop.wire.codec import decode_body, decode_header
-from ranktop.wire.schema import Body, Card, End, Mark, Sample, Stack
+from ranktop.wire.schema import Body, Brief, Card, End, Mark, Sample, Stack
 
 RANKS = range(6)
 LOST = ASK_WAIT + LOST_AFTER + 0.1
@@ -311,7 +311,7 @@ def test_a_failure_while_gathering_costs_that_message_only(lab: Cluster, monkeyp
     keep = HubState.keep
 
     def fails(self: HubState, rank: Rank, message: Body, *rest: Any) -> None:
-        if isinstance(message, Sample) and message.step == 1 and rank.way is not None:
+        if isinstance(message, (Sample, Brief)) and message.step == 1 and rank.way is not None:
             raise RuntimeError("a fault of ours")
         keep(self, rank, message, *rest)
 

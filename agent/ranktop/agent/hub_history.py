@@ -31,12 +31,16 @@ class PointRing:
     def __len__(self) -> int:
         return len(self._values) // _WIDTH
 
+    def due(self, t: float) -> bool:
+        """Tell whether a point at ``t`` would be kept."""
+        return t - self._last_t >= self._spacing
+
     def add(self, point: Point) -> None:
         """Append a point, unless the last one is less than a spacing old."""
         self._added(point)
 
     def _added(self, point: Point) -> bool:
-        if point.t - self._last_t < self._spacing:
+        if not self.due(point.t):
             return False
         self._last_t = point.t
         row = _row(point)

@@ -8,9 +8,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from ranktop.agent.hub_state import MAX_RANKS, HubState, Rank, possible, read_message
+from ranktop.agent.hub_state import MAX_RANKS, HubState, Rank, check, possible
 from ranktop.wire.codec import BadMessage, WireError, clean, decode_body, decode_header, encode_body, encode_header
-from ranktop.wire.schema import Body, Box, Card, Device, End, Header, History, Item, Mark, Sample, Stack
+from ranktop.wire.schema import Body, Box, Brief, Card, Device, End, Header, History, Item, Mark, Sample, Stack
 
 _FROM_HUBS: Final = ("history", "mark", "nodes")
 _MARKS: Final = 64
@@ -54,14 +54,15 @@ class Merge:
         if header.kind in _FROM_HUBS:
             self._take_of_hub(header, item, hub, shift, now)
             return
-        header, message = read_message(item.header, item.body)
+        check(header, item.body)
         body = item.body
+        message = self._state.read_body(header, body, t)
         if isinstance(message, Card):
             message, body = self._state.as_of_this_job(message, body)
         rank = self._state.life(header, t, self.way)
         if rank is not None and not _repeats(rank, header, message):
             rank.seq = max(rank.seq, header.seq)
-            if isinstance(message, Sample):
+            if isinstance(message, (Sample, Brief)):
                 rank.sample_seq = header.seq
             self._state.keep(rank, message, t, item.header, body)
         elif rank is None and isinstance(message, (Box, End)):
@@ -118,9 +119,9 @@ class Merge:
             self._state.add(missing[-1].t, head, body, own=False)
 
 
-def _repeats(rank: Rank, header: Header, message: Body) -> bool:
+def _repeats(rank: Rank, header: Header, message: Body | Brief) -> bool:
     """Tell whether a message is known already: a snapshot tells again what came before it."""
-    if isinstance(message, Sample):
+    if isinstance(message, (Sample, Brief)):
         return header.seq <= rank.sample_seq
     kept = {Card: rank.card, Device: rank.device, Stack: rank.stack}.get(type(message))
     return kept is not None and header.seq <= decode_header(kept.header).seq

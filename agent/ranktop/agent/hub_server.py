@@ -18,6 +18,7 @@ import msgspec
 import zmq
 
 from ranktop.agent.hub_nodes import HubNodes
+from ranktop.agent.hub_pace import Pace
 from ranktop.agent.hub_peers import Peers
 from ranktop.agent.hub_presence import Presence
 from ranktop.agent.hub_recorder import record
@@ -133,6 +134,8 @@ class HubServer:
         # Before the sockets: a viewer takes a socket that answers for a job whose file is complete.
         write_job_file(directory, self._entry)
         self._open_sockets()
+        wakes = [self._wakes.fileno()] if self._wakes is not None else []
+        self._pace = Pace([self._presence.fileno(), *wakes], clock)
         if self.recorder is not None:
             self.recorder.start()
 
@@ -201,13 +204,16 @@ class HubServer:
 
     def turn(self, longest: float = 1.0) -> None:
         """Wait for something to do, up to ``longest`` seconds, and do it."""
+        self._pace.rest()
         ready = dict(self._poller.poll(ceil(min(longest, self._timeout()) * 1000)))
-        if self._wakes is not None:
+        if self._wakes is not None and self._wakes.fileno() in ready:
             with contextlib.suppress(BlockingIOError):
                 self._wakes.recv(64)
-        for user in self._peers.turn():
-            self._refuse(self._clock(), BadMessage(f"a connection of user {user}, who is not this hub's"))
-            self.state.turned_away += 1
+        if self._peers.socket in ready:
+            for user in self._peers.turn():
+                self._refuse(self._clock(), BadMessage(f"a connection of user {user}, who is not this hub's"))
+                self.state.turned_away += 1
+        before = self.state.stream.last
         if self._agents in ready:
             self._read_agents()
         now = self._clock()
@@ -216,6 +222,7 @@ class HubServer:
         if self._visitors in ready:
             read_asks(self._visitors, self._viewers, self.state, now)
         self._serve_nodes(now)
+        self._pace.note(now, self.state.stream.last - before)
         for seen, gone in self._presence.collect(now, self._presence.fileno() in ready):
             self.state.end_process(seen, gone.pid, gone.how, gone.code, gone.detail)
         if now >= self._next_silence:

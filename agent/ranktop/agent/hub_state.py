@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from ranktop.agent.hub_history import PointRing
 from ranktop.agent.hub_ranks import SAMPLES_BYTES, Frozen, Rank, Shares, freeze, item_bytes
-from ranktop.wire.codec import BadMessage, decode_body, decode_header, encode_body, encode_header
+from ranktop.wire.codec import BadMessage, decode_body, decode_brief, decode_header, encode_body, encode_header
 from ranktop.wire.nodes import Nodes
 from ranktop.wire.points import point_of
-from ranktop.wire.schema import Body, Box, Card, Device, End, Header, Item, Job, Mark, Sample, Stack
+from ranktop.wire.schema import Body, Box, Brief, Card, Device, End, Header, Item, Job, Mark, Sample, Stack
 
 __all__ = ["HubState", "Rank", "Stream", "item_bytes", "possible"]
 
@@ -37,9 +37,8 @@ _MARKS: Final = 32
 _FORMER: Final = 16
 
 
-def read_message(head: bytes, body: bytes) -> tuple[Header, Body]:
-    """Read what an agent says; WireError when it cannot be used."""
-    header = decode_header(head)
+def check(header: Header, body: bytes) -> None:
+    """Raise BadMessage for what no agent says."""
     if header.kind not in _FROM_AGENTS:
         raise BadMessage(f"agents send no {header.kind!r}")
     if not 0 <= header.rank < MAX_RANKS:
@@ -48,7 +47,6 @@ def read_message(head: bytes, body: bytes) -> tuple[Header, Body]:
         raise BadMessage("a number in the header is out of range")
     if header.kind in ("stack", "box") and len(body) > MAX_LEFT:
         raise BadMessage(f"a {header.kind} of {len(body)} bytes is too large (at most {MAX_LEFT})")
-    return header, decode_body(header, body)
 
 
 def _may_follow(known: Rank, header: Header, t: float, way: int | None) -> bool:
@@ -152,7 +150,9 @@ class HubState:
 
     def accept(self, t: float, head: bytes, body: bytes) -> Header:
         """Take a message from an agent; WireError when it cannot be used, and nothing has changed then."""
-        header, message = read_message(head, body)
+        header = decode_header(head)
+        check(header, body)
+        message = self.read_body(header, body, t)
         if isinstance(message, Card):
             if message.job.id != self.local_id:
                 raise BadMessage("a card of another job")
@@ -166,6 +166,14 @@ class HubState:
         elif isinstance(message, (Box, End)):
             self.keep_late(header, message, t, head, body)
         return header
+
+    def read_body(self, header: Header, body: bytes, t: float) -> Body | Brief:
+        """Read a message as far as it is needed here: little of a sample whose point would not be kept."""
+        if header.kind == "sample":
+            known = self.ranks.get(header.rank)
+            if known is not None and not known.history.due(t):
+                return decode_brief(header, body)
+        return decode_body(header, body)
 
     def _take_job(self, card: Card) -> None:
         """Take what a card says of the job. A rank that starts its peers itself begins as the only one; only a restart
@@ -226,15 +234,16 @@ class HubState:
         self.ranks[header.rank] = rank
         return rank
 
-    def keep(self, rank: Rank, message: Body, t: float, head: bytes, body: bytes) -> None:
+    def keep(self, rank: Rank, message: Body | Brief, t: float, head: bytes, body: bytes) -> None:
         """Keep a message of a rank's present life."""
+        if isinstance(message, (Sample, Brief)):
+            self._keep_sample(rank, message, self.add(t, head, body, own=rank.way is None))
+            return
         first = (isinstance(message, End) and rank.end is None) or (isinstance(message, Box) and rank.box is None)
         if isinstance(message, (Box, End)) and not first:
             return  # the first account stays
         item = self.add(t, head, body, own=rank.way is None)
-        if isinstance(message, Sample):
-            self._keep_sample(rank, message, item)
-        elif isinstance(message, Card):
+        if isinstance(message, Card):
             rank.card, rank.heard = item, t
         elif isinstance(message, Device):
             rank.device = item
@@ -248,9 +257,10 @@ class HubState:
         else:
             rank.end = item
 
-    def _keep_sample(self, rank: Rank, sample: Sample, item: Item) -> None:
+    def _keep_sample(self, rank: Rank, sample: Sample | Brief, item: Item) -> None:
         rank.samples.add(item, SAMPLES_BYTES // max(1, self.job.world_size, len(self.ranks)))
-        rank.history.add(point_of(sample, item.t))
+        if isinstance(sample, Sample) and rank.history.due(item.t):
+            rank.history.add(point_of(sample, item.t))
         rank.heard, rank.interval, rank.step = item.t, sample.interval, sample.step
         rank.process, rank.process_word = None, ""
         if rank.stack is not None and sample.step > rank.stack_step:

@@ -166,4 +166,5 @@ def send_answers(router: zmq.Socket[bytes], viewers: Viewers, now: float) -> Non
 def send(router: zmq.Socket[bytes], address: bytes, data: bytes) -> None:
     """Send without waiting: a ROUTER drops what a full or vanished peer does not take."""
     with contextlib.suppress(zmq.ZMQError):
-        router.send_multipart((address, data), zmq.NOBLOCK)
+        router.send(address, zmq.NOBLOCK | zmq.SNDMORE)
+        router.send(data, zmq.NOBLOCK)

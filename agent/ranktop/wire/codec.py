@@ -19,6 +19,7 @@ from ranktop.wire.schema import (
     Ask,
     Batch,
     Body,
+    Brief,
     Header,
 )
 
@@ -61,6 +62,7 @@ class WrongVersion(WireError):
 _encode: Final = msgspec.msgpack.Encoder().encode
 _header_decoder: Final = msgspec.msgpack.Decoder(Header)
 _body_decoders: Final = {kind: msgspec.msgpack.Decoder(body) for kind, body in BODIES.items()}
+_brief_decoder: Final = msgspec.msgpack.Decoder(Brief)
 _ack_decoder: Final = msgspec.msgpack.Decoder(Ack)
 _ask_decoder: Final = msgspec.msgpack.Decoder(Ask)
 _batch_decoder: Final = msgspec.msgpack.Decoder(Batch)
@@ -100,6 +102,20 @@ def decode_body(header: Header, data: bytes) -> Body:
     if getattr(body, "rank", header.rank) != header.rank:
         raise BadMessage(f"header and body of a {header.kind} name different ranks")
     return body
+
+
+def decode_brief(header: Header, data: bytes) -> Brief:
+    """Read the few fields of a sample that a hub needs of each; BadMessage when it is none.
+
+    Numbers that are none are found anywhere in it; of the fields that are skipped, not that one is of another type.
+    """
+    _check_size(data, MAX_MESSAGE)
+    if may_lack_numbers(data):
+        decode_body(header, data)
+    brief = _decode(_brief_decoder.decode, data, header.kind, checked=True)
+    if brief.rank != header.rank:
+        raise BadMessage(f"header and body of a {header.kind} name different ranks")
+    return brief
 
 
 def encode_ack(ack: Ack) -> bytes:
@@ -154,10 +170,12 @@ def _unwrap(data: bytes, limit: int) -> memoryview:
     return memoryview(data)[len(PREFIX) :]
 
 
-def _decode(decode: Callable[[bytes | memoryview], _T], data: bytes | memoryview, what: str) -> _T:
+def _decode(
+    decode: Callable[[bytes | memoryview], _T], data: bytes | memoryview, what: str, *, checked: bool = False
+) -> _T:
     try:
         message = decode(data)
-        if may_lack_numbers(data) and not _finite(msgspec.to_builtins(message)):
+        if not checked and may_lack_numbers(data) and not _finite(msgspec.to_builtins(message)):
             raise ValueError("a value is not a number")
     except Exception as error:
         # msgspec documents MsgspecError; deep nesting raises RecursionError, and a reader of foreign bytes
@@ -221,6 +239,7 @@ __all__ = [
     "decode_ask",
     "decode_batch",
     "decode_body",
+    "decode_brief",
     "decode_header",
     "encode_ack",
     "encode_ask",

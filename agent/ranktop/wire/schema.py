@@ -36,7 +36,7 @@ MAX_MESSAGE: Final = 4 * 1024 * 1024
 """Bytes; a larger frame is counted and dropped unread."""
 
 
-class Header(msgspec.Struct, array_like=True, frozen=True):
+class Header(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Routes a message; the first frame of each."""
 
     kind: str
@@ -184,6 +184,14 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     activity: str = ""
     """What the script says that the training thread does (``agent.annotate``): ``validation``, ``save``, or a word of
     its own; empty while it says nothing."""
+
+
+class Brief(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a hub reads of a sample of which it keeps no point: all else is skipped, and left to whoever shows it."""
+
+    rank: int
+    interval: float = 1.0
+    step: int = 0
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -340,7 +348,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds after which an empty batch is sent."""
 
 
-class Item(msgspec.Struct, array_like=True, frozen=True):
+class Item(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One message as the hub keeps it."""
 
     number: int
