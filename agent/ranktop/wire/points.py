@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 
-from ranktop.budget.terms import Memory
+from ranktop.budget.live_choice import ALLOCATED
+from ranktop.budget.terms import STATES, Memory
 from ranktop.wire.progress import loss_step
 from ranktop.wire.schema import Point, Sample
 
@@ -16,6 +19,10 @@ _FULL_RATE_RANKS: Final = 256
 
 _JITTER: Final = 0.1
 """Seconds by which a sample may come early and still count as a second after the one before."""
+
+_STATES: Final = attrgetter(*STATES)
+_TENSORS: Final = attrgetter(*ALLOCATED)
+_RESERVED: Final = attrgetter(*ALLOCATED, "cache")
 
 LARGEST: Final = 2**63 - 1
 """The largest integer that SQLite takes; a sum of absurd values still has to fit into a message and a recording."""
@@ -37,11 +44,9 @@ def point_of(sample: Sample, t: float) -> Point:
         step=sample.step,
         step_s=sample.steps[-1].seconds if sample.steps else None,
         used=sample.device.used if used is None else used,
-        states=_sum(peak.parameters, peak.gradients, peak.optimizer),
+        states=_sum(_STATES(peak)),
         activations=peak.activations,
-        reserved=_sum(
-            now.parameters, now.gradients, now.optimizer, now.activations, now.buffers, now.cache
-        ),
+        reserved=_sum(_RESERVED(now)),
         utilization=sample.device.utilization,
         power=sample.device.power,
         temperature=sample.device.temperature,
@@ -62,17 +67,18 @@ def _after(sample: Sample) -> int | None:
     """Return what the last step read left behind, as seen at its end or else at the start of a step."""
     moments = sample.table.moments if sample.table is not None else {}
     left = moments.get("step_end") or moments.get("step_start")
-    return _tensors(left) if left is not None else None
+    return _sum(_TENSORS(left)) if left is not None else None
 
 
 def _allocated(memory: Memory) -> int:
-    return _tensors(memory) or 0
+    known = _TENSORS(memory)
+    total: int = sum(known) if None not in known else sum(size for size in known if size is not None)
+    return max(-LARGEST, min(total, LARGEST))
 
 
-def _tensors(memory: Memory) -> int | None:
-    return _sum(memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.buffers)
-
-
-def _sum(*parts: int | None) -> int | None:
+def _sum(parts: Sequence[int | None]) -> int | None:
     known = [part for part in parts if part is not None]
-    return max(-LARGEST, min(sum(known), LARGEST)) if known else None
+    total = sum(known)
+    if -LARGEST <= total <= LARGEST:
+        return total if known else None
+    return LARGEST if total > 0 else -LARGEST

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Final
 
 from ranktop.budget.inventory import Inventory
@@ -12,6 +13,8 @@ from ranktop.budget.terms import BUDGETED, MOMENTS, STATES, Amount, Budget, Memo
 
 ALLOCATED: Final = (*STATES, "activations", "buffers")
 """Categories that live in the allocator as tensors."""
+
+_TENSORS: Final = attrgetter(*ALLOCATED)
 
 MUCH_LESS: Final = 0.7
 """Share of the expected activations below which something keeps them from being saved."""
@@ -48,7 +51,17 @@ def by_the_bytes(plan: Plan, measured: int | None, budget_of: Callable[[Plan], B
     other = full.at("forward_end").get("activations")
     if other is not None and other.bytes and abs(measured - other.bytes) <= other.slack + NEAR * other.bytes:
         return full
-    return _guessing(found)
+    kept = _guesses.get(id(found))
+    if kept is None or kept[0] is not found:
+        if len(_guesses) >= _GUESSES:
+            _guesses.clear()
+        kept = _guesses[id(found)] = (found, _guessing(found))
+    return kept[1]
+
+
+_GUESSES: Final = 4096
+_guesses: dict[int, tuple[Budget, Budget]] = {}
+"""By a budget's ``id``: itself, and the same as a guess. Asked with every sample, and the same for long."""
 
 
 def _guessing(budget: Budget) -> Budget:
@@ -72,7 +85,8 @@ def failed(error: Exception) -> Budget:
 
 def allocated(memory: Memory) -> int | None:
     """Return the bytes of all tensors, or None when no category of them is known."""
-    known = [value for name in ALLOCATED if (value := getattr(memory, name)) is not None]
+    sizes = _TENSORS(memory)
+    known = sizes if None not in sizes else [value for value in sizes if value is not None]
     return sum(known) if known else None
 
 

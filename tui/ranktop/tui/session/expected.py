@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, Final
 
 from ranktop.budget.inventory import Inventory
 from ranktop.budget.live_choice import ALLOCATED, allocated, by_the_bytes, failed, peak_of, running_budget
 from ranktop.budget.plan import Plan
-from ranktop.budget.terms import MOMENTS, Amount, Budget
+from ranktop.budget.terms import MOMENTS, Amount, Budget, Memory
 from ranktop.wire.schema import Card, Table
 
-__all__ = ["ALLOCATED", "alike", "allocated", "difference", "expected", "peak_moment", "steady"]
+__all__ = ["ALLOCATED", "alike", "allocated", "bounds", "difference", "expected", "peak_moment", "steady"]
 
 _CACHE_LIMIT: Final = 16384
 _Key = tuple[str, int, int, int, int, bool, str | None]
 _cache: dict[_Key, tuple[Inventory, Plan, Budget]] = {}
 _budgets: dict[tuple[object, ...], Budget] = {}
 """The same budgets by what they depend on (``alike``)."""
+_bounds: dict[int, tuple[Budget, dict[str, Bounds]]] = {}
+"""By the budget's ``id``: what of it is compared, worked out once for all ranks that share it."""
 
 
 def expected(card: Card, table: Table | None) -> Budget | None:
@@ -34,18 +38,23 @@ def expected(card: Card, table: Table | None) -> Budget | None:
 
 
 def _remembered(card: Card, plan: Plan, first: bool) -> Budget:
+    assert card.inventory is not None
     key = (card.job.id, card.rank, card.restart, card.pid, card.revision, first, plan.checkpointing)
     found = _cache.get(key)
-    if found is None or (found[0], found[1]) != (card.inventory, plan):
+    if found is not None and found[0] is card.inventory and found[1] is plan:
+        return found[2]
+    if found is not None and (found[0], found[1]) == (card.inventory, plan):
+        # The hub has told the card again: from now on it is known by these objects, whose equality takes long to tell.
+        budget = found[2]
+    else:
         if len(_cache) >= _CACHE_LIMIT:
             _cache.clear()
-        assert card.inventory is not None
         try:
             budget = _shared(card, card.inventory, plan, first)
         except Exception as error:  # a plan that the budget cannot read must not take the screen with it
             budget = failed(error)
-        found = _cache[key] = (card.inventory, plan, budget)
-    return found[2]
+    _cache[key] = (card.inventory, plan, budget)
+    return budget
 
 
 def _shared(card: Card, inventory: Inventory, plan: Plan, first: bool) -> Budget:
@@ -84,6 +93,47 @@ def alike(inventory: Inventory, plan: Plan) -> tuple[str, tuple[int, ...]] | Non
         chunk = -(-size // ranks)
         rows.append(min(max(size - plan.layout.shard_rank * chunk, 0), chunk))
     return anywhere, tuple(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What is compared at one moment: the categories that the budget knows, and what a right measurement may be."""
+
+    measured: Callable[[Memory], tuple[int | None, ...]]
+    """Picks those categories' bytes out, in their order."""
+    limits: tuple[tuple[str, int, int], ...]
+    """(category, least bytes, most bytes)."""
+
+    def differing(self, memory: Memory) -> list[tuple[str, int]]:
+        """Return (category, 1 or -1) of those that are above or below, as ``difference`` tells."""
+        found: list[tuple[str, int]] = []
+        for value, (category, least, most) in zip(self.measured(memory), self.limits, strict=False):
+            if value is not None and not least <= value <= most:
+                found.append((category, 1 if value > most else -1))
+        return found
+
+
+def bounds(budget: Budget) -> dict[str, Bounds]:
+    """Return moment -> what is compared there; moments without anything are left out."""
+    kept = _bounds.get(id(budget))
+    if kept is None or kept[0] is not budget:
+        if len(_bounds) >= _CACHE_LIMIT:
+            _bounds.clear()
+        found = {moment: one for moment in budget.moments if (one := _bounds_at(budget, moment)).limits}
+        kept = _bounds[id(budget)] = (budget, found)
+    return kept[1]
+
+
+def _bounds_at(budget: Budget, moment: str) -> Bounds:
+    limits = [
+        (category, amount.bytes - amount.tolerance, amount.bytes + amount.tolerance)
+        for category, amount in budget.at(moment).items()
+        if amount.bytes is not None and amount.tolerance is not None and category in Memory.__dataclass_fields__
+    ]
+    # A single name would give its value instead of a tuple.
+    names: list[str] = [category for category, _, _ in limits] or ["total"]
+    pick: Any = attrgetter(*names, names[0])
+    return Bounds(pick, tuple(limits))
 
 
 def _compute(card: Card, plan: Plan, first: bool) -> Budget:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 from ranktop.budget.terms import Memory
-from ranktop.tui.session.expected import peak_moment
+from ranktop.tui.session.expected import ALLOCATED
 from ranktop.wire.schema import Sample
 
 KEPT: Final = 40
@@ -46,25 +47,26 @@ class Footprint:
     """In the micro-batches of that step."""
 
 
-def footprint(sample: Sample, at: float) -> Footprint | None:
-    """Return the footprint of the step in a sample that was heard at ``at``; None without a table."""
+_RESERVED: Final = attrgetter(*ALLOCATED, "cache")
+
+
+def footprint(sample: Sample, moment: str | None, at: float) -> Footprint | None:
+    """Return the footprint of the step in a sample that was heard at ``at`` and peaks at ``moment``; None without."""
     table = sample.table
-    moment = peak_moment(table)
     if table is None or moment is None:
         return None
-    now = sample.now
-    parts = (now.parameters, now.gradients, now.optimizer, now.activations, now.buffers, now.cache)
-    known = [part for part in parts if part is not None]
+    known = [part for part in _RESERVED(sample.now) if part is not None]
+    tokens = [step.tokens for step in sample.steps if step.index == table.step]
     return Footprint(
         step=table.step,
         at=at - table.age,
         first=table.first,
         moment=moment,
         peak=table.moments[moment],
-        rest=next((table.moments[name] for name in RESTING if name in table.moments), None),
+        rest=table.moments.get(RESTING[0]) or table.moments.get(RESTING[1]),
         moments=table.moments,
         reserved=sum(known) if known else None,
         inactive_split=sample.inactive_split,
         retries=sample.retries,
-        tokens=next((step.tokens for step in reversed(sample.steps) if step.index == table.step), None),
+        tokens=tokens[-1] if tokens else None,
     )

@@ -8,12 +8,22 @@ from typing import Final
 
 from ranktop.budget.terms import Budget
 from ranktop.probes.reading import AllocatorReading, DeviceDetail, StepTimes
-from ranktop.tui.session.expected import difference, expected, peak_moment
+from ranktop.tui.session.expected import bounds, expected, peak_moment
 from ranktop.tui.session.footprints import KEPT, Footprint, footprint
-from ranktop.tui.session.rank_view import Event, Glimpse, RankView, Standing, device_trouble, end_state, is_stale
+from ranktop.tui.session.looks import Looks
+from ranktop.tui.session.rank_view import (
+    Event,
+    Glimpse,
+    RankView,
+    Standing,
+    device_trouble,
+    end_state,
+    grow_older,
+    is_stale,
+)
 from ranktop.tui.session.rings import Ring, joined
 from ranktop.wire.points import point_of
-from ranktop.wire.schema import Box, Card, Device, End, Header, Look, Mark, Point, Sample, Stack
+from ranktop.wire.schema import Box, Card, Device, End, Header, Mark, Point, Sample, Stack
 
 RECENT_STEPS: Final = 64
 """Step times kept per rank."""
@@ -33,8 +43,10 @@ NO_DETAIL: Final = DeviceDetail()
 class RankState:
     """The latest of one rank, fed message by message."""
 
-    def __init__(self, rank: int, clock: Callable[[], float], footprints: int = KEPT) -> None:
-        """``footprints``: how many are kept."""
+    def __init__(
+        self, rank: int, clock: Callable[[], float], footprints: int = KEPT, history: Ring | None = None
+    ) -> None:
+        """``footprints``: how many are kept. ``history``: an empty ring that keeps as much as it should."""
         self.rank = rank
         self._clock = clock
         self.pid = 0
@@ -52,7 +64,7 @@ class RankState:
         self.described: float | None = None
         """When detail and allocator reached the hub."""
         self.footprints: deque[Footprint] = deque(maxlen=footprints)
-        self.looks: deque[Look] = deque(maxlen=LOOKS_KEPT)
+        self.looks = Looks(LOOKS_KEPT)
         self.glimpses: deque[Glimpse] = deque(maxlen=GLIMPSES_KEPT)
         self.stack: Stack | None = None
         self.stack_at: float | None = None
@@ -64,16 +76,19 @@ class RankState:
         self.former_box: Box | None = None
         self.former_boxed: float | None = None
         self.former_footprints: tuple[Footprint, ...] = ()
-        self.history = Ring()
+        self.history = history if history is not None else Ring()
         self.marks: deque[Event] = deque(maxlen=MARKS_KEPT)
         self.budget: Budget | None = None
         self.peak: str | None = None
         self.standing: dict[tuple[str, str], Standing] = {}
         self._compared = False
         self._past: tuple[tuple[Point, ...], float] | None = None
+        self._view: RankView | None = None
+        """The last view, while nothing is new."""
 
     def accept(self, header: Header, at: float) -> bool:
         """Begin a new life when the message comes from one; False for a message of a life that is over."""
+        self._view = None
         if header.restart < self.restart:
             return False
         anyone = not self.pid or not header.pid or header.pid == self.pid
@@ -93,7 +108,7 @@ class RankState:
             self.validating = False
             self.steps.clear()
             self.footprints.clear()
-            self.looks.clear()
+            self.looks = Looks(LOOKS_KEPT)
             self.glimpses.clear()
             self.standing = {}
             self._compared = False
@@ -114,37 +129,44 @@ class RankState:
 
     def hear(self, sample: Sample, at: float) -> None:
         """Take a sample that reached the hub at ``at``."""
+        self._view = None
         same_step = self.sample is not None and self.sample.step == sample.step
         self.validating = sample.phase == "eval" or (same_step and self.validating)
         self.sample, self.received = sample, at
         last = self.steps[-1].index if self.steps else 0
-        self.steps.extend(step for step in sample.steps if step.index > last)
+        self.steps.extend([step for step in sample.steps if step.index > last])
         self.peak = peak_moment(sample.table)
         self.process = ""
         self._follow(sample, at)
-        newest = self.history.last("t")
+        newest = self.history.newest
         if newest is None or at > newest:
             self.history.append(point_of(sample, at))
 
     def _follow(self, sample: Sample, at: float) -> None:
         """Keep what is compared over several steps."""
-        slot = self.looks[-1].slot if self.looks else -1
-        self.looks.extend(look for look in sample.looks if look.slot > slot)
-        positions = tuple(group.enqueued for group in sample.collectives.groups)
+        slot = self.looks.slot
+        self.looks.extend([look for look in sample.looks if look.slot > slot])
+        positions = tuple([group.enqueued for group in sample.collectives.groups])
         self.glimpses.append(Glimpse(sample.step, sample.phase, positions, sample.starved, sample.device.sm_clock))
         known = self.footprints[-1].step if self.footprints else -1
-        if sample.table is not None and sample.table.step > known and (step := footprint(sample, at)) is not None:
+        if (
+            sample.table is not None
+            and sample.table.step > known
+            and (step := footprint(sample, self.peak, at)) is not None
+        ):
             self.footprints.append(step)
         if self.stack is not None and sample.step > self.stack.step:
             self.stack = self.stack_at = None
 
     def pause(self, stack: Stack, at: float) -> None:
         """Take where the training thread is, as heard at ``at``; past when a newer step is finished already."""
+        self._view = None
         if self.sample is None or self.sample.step <= stack.step:
             self.stack, self.stack_at = stack, at
 
     def leave(self, box: Box, at: float) -> None:
         """Take what the rank leaves behind; the first account stays."""
+        self._view = None
         if self.box is None:
             self.box, self.boxed = box, at
             self.former_box = self.former_boxed = None
@@ -152,6 +174,7 @@ class RankState:
 
     def describe(self, device: Device, at: float) -> None:
         """Take what the rank said of its device and its allocator, which reached the hub at ``at``."""
+        self._view = None
         self.detail = device.detail if device.detail != NO_DETAIL else None
         self.allocator = device.allocator
         self.described = at
@@ -165,7 +188,7 @@ class RankState:
         if self._past is None:
             return
         points, at = self._past
-        self._past = None
+        self._past = self._view = None
         if not points:
             return
         self.history = joined(points, at - points[-1].t, self.history)
@@ -174,6 +197,7 @@ class RankState:
         """Lay the budget beside the last table and note since when each category differs."""
         if self.card is None or self.sample is None:
             return
+        self._view = None
         table = self.sample.table
         self.budget = expected(self.card, table)
         if self.budget is None or table is None:
@@ -181,23 +205,31 @@ class RankState:
         at = self.received if self.received is not None else self._clock()
         known = self._compared or table.step <= 1
         standing: dict[tuple[str, str], Standing] = {}
+        compared = bounds(self.budget)
         for moment, memory in table.moments.items():
-            for category, amount in self.budget.at(moment).items():
-                delta = difference(getattr(memory, category, None), amount)
-                if not delta:
-                    continue
-                sign = 1 if delta > 0 else -1
+            here = compared.get(moment)
+            for category, sign in here.differing(memory) if here is not None else ():
                 old = self.standing.get((moment, category))
                 kept = old is not None and old.sign == sign
                 standing[moment, category] = old if kept and old is not None else Standing(table.step, at, known, sign)
         self.standing = standing
         self._compared = True
 
-    def age(self) -> float | None:
-        """Return the seconds since the last sample, None without one."""
-        return None if self.received is None else max(0.0, self._clock() - self.received)
+    def introduce(self, card: Card) -> None:
+        """Take the rank's card."""
+        self.card, self._view = card, None
 
-    def state(self) -> str:
+    def finish(self, end: End, at: float) -> None:
+        """Take how the rank ended, as the hub heard at ``at``."""
+        self.end, self.ended, self._view = end, at, None
+
+    def age(self, now: float | None = None) -> float | None:
+        """Return the seconds since the last sample, None without one."""
+        if self.received is None:
+            return None
+        return max(0.0, (self._clock() if now is None else now) - self.received)
+
+    def state(self, now: float | None = None) -> str:
         """Return the state in a word: see the module's tests for what each means.
 
         One of ``ok``, ``starting`` (no step finished yet), ``silent`` (three intervals without a sample),
@@ -207,7 +239,7 @@ class RankState:
             return end_state(self.end)
         if self.sample is None:
             return "missing" if self.card is None else "starting"
-        if is_stale(self.sample, self.age()):
+        if is_stale(self.sample, self.age(now)):
             return "silent"
         if self.sample.device.state != "ok":
             trouble = device_trouble(self.card, self.sample)
@@ -215,12 +247,28 @@ class RankState:
                 return f"device {trouble}"
         return "starting" if self.sample.step == 0 else "ok"
 
-    def view(self, *, copy_history: bool = False) -> RankView:
-        """Return the rank as it is now."""
+    def view(self, *, copy_history: bool = False, keep: bool = False, now: float | None = None) -> RankView:
+        """Return the rank as it is now; with ``copy_history`` as it stays for ever.
+
+        ``keep``: the view of the last time, with other ages, while nothing else about the rank is new.
+        """
+        now = self._clock() if now is None else now
+        state, age = self.state(now), self.age(now)
+        described = None if self.described is None else max(0.0, now - self.described)
+        if copy_history or not keep:
+            return self._seen(state, age, described, copy_history=copy_history)
+        view = self._view
+        if view is None or view.state != state:
+            view = self._view = self._seen(state, age, described)
+        else:
+            grow_older(view, age, described)
+        return view
+
+    def _seen(self, state: str, age: float | None, described: float | None, *, copy_history: bool = False) -> RankView:
         return RankView(
             rank=self.rank,
-            state=self.state(),
-            age=self.age(),
+            state=state,
+            age=age,
             card=self.card,
             sample=self.sample,
             end=self.end,
@@ -234,7 +282,7 @@ class RankState:
             ended=self.ended,
             detail=self.detail,
             allocator=self.allocator,
-            detail_age=None if self.described is None else max(0.0, self._clock() - self.described),
+            detail_age=described,
             footprints=tuple(self.footprints) if copy_history else self.footprints,
             looks=tuple(self.looks) if copy_history else self.looks,
             glimpses=tuple(self.glimpses) if copy_history else self.glimpses,
@@ -252,6 +300,7 @@ class RankState:
 
     def mark(self, header: Header, mark: Mark, at: float) -> None:
         """Note something that happened to the rank's stream, or what its node says of its process."""
+        self._view = None
         if mark.what == "life":
             self.accept(header, at)
             return

@@ -68,7 +68,11 @@ def end_state(end: End) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """One rank as one frame shows it; nothing in it changes any more."""
+    """One rank as one frame shows it; nothing in it changes any more but what goes on.
+
+    That are histories (``history``, ``footprints``, ``looks``, ``glimpses``), unless they were copied, and the ages of
+    views that a session keeps (``Session.keep_views``).
+    """
 
     rank: int
     state: str
@@ -131,6 +135,12 @@ class RankView:
         if moment is None or moment == "now" or self.sample.table is None:
             return self.sample.now
         return self.sample.table.moments.get(moment)
+
+
+def grow_older(view: RankView, age: float | None, detail_age: float | None) -> None:
+    """Set the ages of a view that a new picture shows again."""
+    object.__setattr__(view, "age", age)
+    object.__setattr__(view, "detail_age", detail_age)
 
 
 def is_stale(sample: Sample | None, age: float | None) -> bool:

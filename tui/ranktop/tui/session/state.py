@@ -10,6 +10,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Final
 
+import msgspec
+
+from ranktop.budget.inventory import Inventory
 from ranktop.tui.session.findings.death import culprit
 from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.session.findings.keeper import Keeper
@@ -20,6 +23,7 @@ from ranktop.tui.session.nodes import NODE_LOST, Hosts, NodesState, NodeView
 from ranktop.tui.session.processes import Owners, Places, places
 from ranktop.tui.session.rank import MARKS_KEPT, RankState
 from ranktop.tui.session.rank_view import GONE, Event, RankView
+from ranktop.tui.session.rings import ring_for
 from ranktop.tui.session.source import Received, Reset, Whole
 from ranktop.tui.session.stall import patience
 from ranktop.wire.nodes import Nodes
@@ -102,18 +106,23 @@ class Session:
         clock: Callable[[], float] = time.monotonic,
         budget_slice: float | None = None,
         findings_every: float = 0.0,
+        keep_views: bool = False,
     ) -> None:
         """``findings_every``: seconds between two times that the rules are asked; 0: for every snapshot."""
         self.clock = clock
         self.findings = Keeper(findings_every)
         self.budget_slice = budget_slice
         """Most seconds of budget arithmetic in one feed, the rest follows in the next ones; None: no limit."""
+        self.keep_views = keep_views
+        """Ranks of which nothing is new are in the next snapshot with the same view, whose ages go on in place: for
+        whoever is done with a snapshot before the next one is made."""
         self.job: Job | None = None
         self.hub = ""
         self.ranks: dict[int, RankState] = {}
         self.marks: deque[Event] = deque(maxlen=MARKS_KEPT)
         self.nodes = NodesState()
         self._hosts = Hosts()
+        self._inventories: dict[Inventory, Inventory] = {}
         self._uncompared: dict[int, RankState] = {}
         self._places: Places | None = None
         self._listed: dict[int, int | None] = {}
@@ -160,8 +169,9 @@ class Session:
     def _rank(self, rank: int) -> RankState:
         state = self.ranks.get(rank)
         if state is None:
-            many = self.job is not None and self.job.world_size > MANY
-            state = self.ranks[rank] = RankState(rank, self._present, KEPT_OF_MANY if many else KEPT)
+            size = self.job.world_size if self.job is not None else 1
+            footprints = KEPT_OF_MANY if size > MANY else KEPT
+            state = self.ranks[rank] = RankState(rank, self._present, footprints, ring_for(size))
         return state
 
     def behind(self) -> float:
@@ -209,17 +219,24 @@ class Session:
             state.leave(body, at)
             return False
         elif isinstance(body, End):
-            state.end, state.ended = body, at
+            state.finish(body, at)
         return True
 
     def _carded(self, state: RankState, card: Card) -> None:
-        state.card = card
+        state.introduce(self._alike(card))
         # Its id is another one once the hub knows of the job's other nodes, its size when some join or leave.
         self.job = card.job
         self._places = None
         for other in map(self.ranks.get, self._hosts.put(card)):
             if other is not None and other.card is not None:
-                other.card = self._hosts.name(other.card)
+                other.introduce(self._hosts.name(other.card))
+
+    def _alike(self, card: Card) -> Card:
+        """Return a card that shares what is the same with the other ranks' cards: a model's facts are large."""
+        if card.inventory is None:
+            return card
+        known = self._inventories.setdefault(card.inventory, card.inventory)
+        return card if known is card.inventory else msgspec.structs.replace(card, inventory=known)
 
     def _note_listed(self, rank: int, sample: Sample) -> None:
         if self._listed.get(rank) != sample.device.process_pid:
@@ -245,11 +262,16 @@ class Session:
         self._uncompared = {}
         self._began, self._newest, self._arriving = now, None, reset.parts
         self._places, self._listed = None, {}
-        self.nodes, self._hosts = NodesState(), Hosts()
+        self.nodes, self._hosts, self._inventories = NodesState(), Hosts(), {}
         self.findings.forget()
         self.job, self.hub = reset.job, reset.hub
         if reset.replaced:
             self.marks.append(Event(now, "hub-replaced", "live history starts anew"))
+
+    @property
+    def interval(self) -> float | None:
+        """Seconds from one sample of a rank to the next, by the word of one of them; None before the first."""
+        return next((state.sample.interval for state in self.ranks.values() if state.sample is not None), None)
 
     def _usual_step(self) -> float | None:
         times = [
@@ -259,8 +281,9 @@ class Session:
 
     def step_age(self) -> float | None:
         """Return the seconds since any rank last finished a step, None before the first."""
+        now = self._present()
         ages = [
-            state.sample.step_age + (state.age() or 0.0)
+            state.sample.step_age + (state.age(now) or 0.0)
             for state in self.ranks.values()
             if state.sample is not None and state.sample.step_age is not None
         ]
@@ -268,8 +291,8 @@ class Session:
 
     def state(self) -> str:
         """Return ``starting``, ``running``, ``stalled`` or ``ended``, as the steps alone tell it."""
-        age = self.step_age()
-        over = all(self._in_words(state) in _OVER for state in self.ranks.values())
+        age, now = self.step_age(), self._present()
+        over = all(self._in_words(state, now) in _OVER for state in self.ranks.values())
         if over and any(state.end is not None for state in self.ranks.values()):
             if not self._expects_another():
                 return "ended"
@@ -289,22 +312,23 @@ class Session:
         missing = tuple(rank for rank in range(size) if rank not in self.ranks)
         return bool(of_these_nodes([state.view() for state in self.ranks.values()], missing, size))
 
-    def _view(self, rank: int, copy_history: bool) -> RankView:
+    def _view(self, rank: int, copy_history: bool, now: float) -> RankView:
         known = self.ranks.get(rank)
         if known is None:
             return RankView(rank=rank, state="missing", age=None)
-        view = known.view(copy_history=copy_history)
+        view = known.view(copy_history=copy_history, keep=self.keep_views, now=now)
         state = self.nodes.state_of(rank, view.state, GONE)
         return view if state == view.state else replace(view, state=state)
 
-    def _in_words(self, state: RankState) -> str:
-        return self.nodes.state_of(state.rank, state.state(), GONE)
+    def _in_words(self, state: RankState, now: float) -> str:
+        return self.nodes.state_of(state.rank, state.state(now), GONE)
 
     def snapshot(self, *, copy_history: bool = False) -> Snapshot:
         """Return the job as it is now; with ``copy_history`` one that stays as it is for ever."""
         size = self.job.world_size if self.job and self.job.world_size <= MOST_MISSING else 0
         known = sorted({*self.ranks, *range(size)}) if len(self.ranks) < size else sorted(self.ranks)
-        views = [self._view(rank, copy_history) for rank in known]
+        present = self._present()
+        views = [self._view(rank, copy_history, present) for rank in known]
         if self._places is None:
             self._places = places(views)
         snapshot = Snapshot(
