@@ -212,10 +212,9 @@ def test_what_skimming_does_not_know_goes_the_long_way() -> None:
     lane.left.clear()
     lane.skim.thread = -1  # another one trains
     lane.before(lane.root, (), {})
-    lane.after(lane.root, (), None)
     lane.step_begins(lane.optimizer, (), {})
     lane.step_ends(lane.optimizer, (), {})
-    assert lane.left == ["before", "after", "step begins", "step ends"]
+    assert lane.left == ["before", "step begins", "step ends"]
     assert loop.recorder.count == 4
     assert loop.recorder.phase == "forward", "as the step that is skimmed has it"
 

@@ -128,13 +128,8 @@ class AfterForward(_Hook):
             return
         skim = self.skim
         recorder = skim.recorder
-        if (
-            recorder is not None
-            and recorder.skimming
-            and skim.root() is module
-            and get_ident() == skim.thread
-            and _grad()
-        ):
+        # Not which thread: before a forward that needs gradients in another one, skimming has ended.
+        if recorder is not None and recorder.skimming and skim.root() is module and _grad():
             recorder.phase = "backward"
         else:
             self.call(module, args, output)

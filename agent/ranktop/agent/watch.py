@@ -150,15 +150,17 @@ class Watch:
     @harmless
     def root_begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A root module is about to run."""
-        self._running &= not self._is_primary(module)
+        watched = self._is_primary(module)
+        self._running &= not watched
         if capturing() or transformed(module):
             return
         grad = torch.is_grad_enabled()
-        if grad and not self._is_primary(module):
+        if grad and not watched:
             self._consider(module)
-        if not self._is_primary(module) or self._elsewhere(grad):
+            watched = self._is_primary(module)
+        if not watched or self._elsewhere(grad):
             return
-        recorder = self._ready()
+        recorder = self.recorder or self._ready()
         self._skim.thread = self.thread
         self._running = True
         if grad and (recorder.count < 3 or recorder.reading):
@@ -236,7 +238,8 @@ class Watch:
         recorder = self.recorder
         if recorder is None or self._belongs_elsewhere(optimizer):
             return
-        if self.model is not None and (recorder.reading or recorder.count < 3):
+        # Later on the look at the step's begin will do.
+        if self.model is not None and recorder.count < 3:
             self.model.refresh()
         recorder.optimizer_begin()
 
@@ -331,9 +334,7 @@ class Watch:
                 self.roots.descend(root)
 
     def _ready(self) -> StepRecorder:
-        """Return the recorder, made when the primary root first runs: only then its device is certain."""
-        if self.recorder is not None:
-            return self.recorder
+        """Make the recorder, when the primary root first runs: only then its device is certain."""
         root = self._primary() if self._primary is not None else None
         assert root is not None
         self.device = device_of(root)
@@ -370,6 +371,9 @@ class Watch:
             return
         walked = recorder.reading and self.model.refresh()
         said = told()
+        now, due = time.monotonic(), self.facts is None or recorder.count in (1, 2) or walked
+        if not due and now - self._survey_time < RESURVEY_SECONDS:
+            return
         seen = Seen(
             micro_batch=self._batch[0],
             sequence_length=self._batch[1],
@@ -379,10 +383,8 @@ class Watch:
             unsharded_at=unsharded_at(recorder.table),
         )
         habits = (said, seen, self._outputs, self._holding.held)
-        now = time.monotonic()
-        due = self.facts is None or recorder.count in (1, 2) or walked
         root = self._primary() if self._primary is not None else None
-        if root is None or (not due and (habits == self._surveyed or now - self._survey_time < RESURVEY_SECONDS)):
+        if root is None or (not due and habits == self._surveyed):
             return
         self._surveyed, self._survey_time = habits, now
         assert self.device is not None

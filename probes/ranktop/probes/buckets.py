@@ -19,10 +19,8 @@ class Buckets:
     """True when gradients are views of them."""
     reasons: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of all buckets."""
-        return sum(self.sizes)
+    bytes: int = 0
+    """Bytes of all buckets."""
 
 
 def ddp_wrappers(modules: Iterable[Any]) -> list[DistributedDataParallel]:
@@ -43,7 +41,7 @@ def ddp_buckets(modules: Iterable[Any]) -> Buckets:
             sizes += [int(size) for size in str(told).split(",") if size.strip()]
         except Exception as error:
             reasons["buffers"] = f"DDP does not tell its bucket sizes ({type(error).__name__})"
-    return Buckets(tuple(sizes), views, reasons)
+    return Buckets(tuple(sizes), views, reasons, sum(sizes))
 
 
 def viewed_bytes(gradients: Iterable[Any], sizes: Iterable[int]) -> int:

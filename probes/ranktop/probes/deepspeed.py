@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from ranktop.probes import deepspeed_plan
@@ -103,9 +104,7 @@ def resident_tensors(engine: Any) -> dict[str, list[torch.Tensor]]:
 
 def gradients_exist(engine: Any) -> bool:
     """Say whether any gradient is held now, by a look at a few places."""
-    outer = own(engine, "optimizer")
-    kept = own(outer, "grad_partitions_flat_buffer") is not None or bool(own(outer, "fp32_groups_gradients_flat"))
-    return kept or any(_gradient_marks(engine, outer))
+    return any(_gradient_marks(engine, _parts_of(own(engine, "optimizer"))))
 
 
 def layout_key(engine: Any) -> object:
@@ -114,15 +113,17 @@ def layout_key(engine: Any) -> object:
     The layouts of a step recur: at the same moment of every step the key is the same, but for the first steps.
     """
     outer = own(engine, "optimizer")
+    parts = _parts_of(outer)
     state = getattr(base_optimizer(engine), "state", None)
-    persistent = own(outer, "persistent_parameters") or ()
+    persistent = parts.get("persistent_parameters") or ()
+    buckets = parts.get("ipg_buckets")
     return (
         len(state) if state is not None else 0,
         len(next(iter(state.values()))) if state else 0,
-        _gradient_marks(engine, outer),
-        tuple(_storage(p.data)[1] for p in (*persistent[:1], *persistent[-1:])),
-        tuple(_storage(t)[1] for t in _buckets(outer)),
-        len(own(outer, "offloaded_states") or ()),
+        _gradient_marks(engine, parts),
+        tuple([p.data.untyped_storage().nbytes() for p in (*persistent[:1], *persistent[-1:])]),
+        tuple([tensor.untyped_storage().nbytes() for tensor in _buckets(outer)]) if buckets else (),
+        len(parts.get("offloaded_states") or ()),
     )
 
 
@@ -179,18 +180,31 @@ def _buckets(outer: object) -> Iterator[torch.Tensor]:
         yield from _tensors(own(bucket, "buffer"))
 
 
-def _gradient_marks(engine: Any, outer: object) -> tuple[bool, ...]:
-    """Tell which gradients exist: of the model's ends, of the master weights, and in the wrapper's stores."""
+def _parts_of(holder: object) -> dict[str, Any]:
+    """Return what an object holds itself, by name."""
+    return getattr(holder, "__dict__", {})
+
+
+def _gradient_marks(engine: Any, parts: dict[str, Any]) -> tuple[bool, ...]:
+    """Tell which gradients exist: of the model's ends, of the master weights, and in the wrapper's stores.
+
+    ``parts``: of the engine's optimizer. This runs in the training thread at every moment.
+    """
     marks = [
         p.grad is not None or getattr(p, "grad_accum", None) is not None for p in deepspeed_plan.end_parameters(engine)
     ]
-    masters: list[Any] = next((m for m in (own(outer, name) for name in MASTERS) if m), [])
+    masters: Any = ()
+    for name in MASTERS:
+        if parts.get(name):
+            masters = parts[name]
+            break
     for entry in masters if len(masters) <= LOOKS else (masters[0], masters[-1]):
         master = entry[0] if isinstance(entry, list) and entry else entry
         marks.append(getattr(master, "grad", None) is not None)
     for name in ("averaged_gradients", "all_grad_tensors"):
-        store = own(outer, name)
-        values = list(store.values())[:LOOKS] if isinstance(store, dict) else []
-        marks.extend(value is not None for value in values)
-    marks.append(bool(own(outer, "accumulated_grads_in_cpu")))
+        store = parts.get(name)
+        if isinstance(store, dict):
+            marks += [value is not None for value in islice(store.values(), LOOKS)]
+    marks.append(bool(parts.get("accumulated_grads_in_cpu")))
+    marks.append(parts.get("grad_partitions_flat_buffer") is not None or bool(parts.get("fp32_groups_gradients_flat")))
     return tuple(marks)

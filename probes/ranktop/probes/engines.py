@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any, Final
 
@@ -18,15 +19,18 @@ _REMEMBERED: Final = 32
 """Layouts whose bytes are remembered: an engine goes through several in every step."""
 
 
+_probe: Any = None
+
+
 def _deepspeed() -> Any | None:
     """Return the probe for DeepSpeed; None unless the job itself has imported DeepSpeed."""
-    if "deepspeed" not in sys.modules:
-        return None
-    try:
-        from ranktop.probes import deepspeed
-    except ImportError:
-        return None
-    return deepspeed
+    global _probe
+    if _probe is None and "deepspeed" in sys.modules:
+        with contextlib.suppress(ImportError):
+            from ranktop.probes import deepspeed
+
+            _probe = deepspeed
+    return _probe
 
 
 def find(root: nn.Module) -> Any | None:
@@ -75,7 +79,7 @@ class EngineProbe:
         probe = _deepspeed()
         if probe is None:
             return Resident()
-        key = (probe.layout_key(engine), probe.gradients_exist(engine))
+        key = probe.layout_key(engine)
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= _REMEMBERED:

@@ -57,12 +57,11 @@ class PlainModule:
         if module is None or (self.whole and len(module._parameters) != len(self.names)):
             return True
         held = module._parameters
-        now = [held[name] if name in held else None for name in self.names]  # noqa: SIM401
-        return (
-            tuple(map(id, now)) != self.ids
-            or tuple(p.dtype for p in now if p is not None) != self.types
-            or tuple(p.requires_grad for p in now if p is not None) != self.trainable
-        )
+        for name, identity, dtype, trainable in zip(self.names, self.ids, self.types, self.trainable, strict=True):
+            now = held[name] if name in held else None  # noqa: SIM401
+            if now is None or id(now) != identity or now.dtype != dtype or now.requires_grad != trainable:
+                return True
+        return False
 
 
 @dataclass(slots=True)
@@ -94,8 +93,12 @@ class ShardedGroup:
 
     def skips_reduction(self) -> bool:
         """Return whether the next backward leaves its gradients unreduced, or one did since the walk."""
-        group = self.group()
-        if not (getattr(group, "reduce_grads", True) and getattr(group, "all_reduce_grads", True)):
+        group: Any = self.group()
+        try:
+            reduces = group.reduce_grads and group.all_reduce_grads
+        except AttributeError:  # of another version
+            reduces = getattr(group, "reduce_grads", True) and getattr(group, "all_reduce_grads", True)
+        if not reduces:
             self.accumulates = True
         return self.accumulates
 
@@ -108,11 +111,12 @@ class ShardedGroup:
 
     def state(self) -> tuple[Any, ...]:
         """Return a value that differs when a parameter was replaced, cast or frozen."""
-        return tuple(
-            (id(own), id(getattr(p, "_sharded_param_data", None)), own.dtype, own.requires_grad)
-            for p in self.parameters()
-            for own in (p.sharded_param,)
-        )
+        key: list[Any] = []
+        with _PLAIN_ACCESS():
+            for p in self.parameters():
+                own = p.sharded_param
+                key += id(own), id(getattr(p, "_sharded_param_data", None)), own.dtype, own.requires_grad
+        return tuple(key)
 
     def changed(self) -> bool:
         """Return whether ``state`` differs from the one walked."""
@@ -172,6 +176,8 @@ class Holders:
     plain: list[PlainModule] = field(default_factory=list)
     refs: list[Any] = field(default_factory=list)
     """Weak references to the modules of ``plain`` that hold nothing else in ``_parameters``."""
+    mixed: list[PlainModule] = field(default_factory=list)
+    """Those of ``plain`` that do."""
     groups: list[ShardedGroup] = field(default_factory=list)
     group_refs: list[Any] = field(default_factory=list)
     """The weak references of ``groups``."""
@@ -217,19 +223,23 @@ class Holders:
             with _PLAIN_ACCESS():
                 # One comprehension over all modules: half the time of a loop over holders.
                 found = [p.grad is not None for ref in self.refs for p in ref()._parameters.values()]
-                for holder in self.plain:
-                    if not holder.whole:
-                        found += [parameter.grad is not None for parameter in holder.tensors()]
-                found += [p.sharded_param.grad is not None for ref in self.group_refs for p in ref().fsdp_params]
-                # Scripts switch the reduction for all units at once; a single one shows at the next look.
-                ends = [group.skips_reduction() for group in (*self.groups[:1], *self.groups[-1:])]
-                if any(ends) or any(group.accumulates for group in self.groups):
-                    for group in self.groups:
-                        found += [gradient is not None for gradient in group.unreduced()]
+                for holder in self.mixed:
+                    found += [parameter.grad is not None for parameter in holder.tensors()]
+                if self.groups:
+                    found += self._present_in_groups()
                 for flat in self.flats:
                     found += [0 if gradient is None else gradient.numel() for gradient in flat.gradients()]
         except (AttributeError, KeyError) as error:
             raise Gone from error
+        return found
+
+    def _present_in_groups(self) -> list[int]:
+        found: list[int] = [p.sharded_param.grad is not None for ref in self.group_refs for p in ref().fsdp_params]
+        # Scripts switch the reduction for all units at once; a single one shows at the next look.
+        first, last = self.groups[0].skips_reduction(), self.groups[-1].skips_reduction()
+        if first or last or any([group.accumulates for group in self.groups]):
+            for group in self.groups:
+                found += [gradient is not None for gradient in group.unreduced()]
         return found
 
     def window(self, start: int, size: int) -> tuple[list[PlainModule | ShardedGroup | FlatHandle], int]:
@@ -257,6 +267,7 @@ def find_holders(structure: Structure) -> Holders:
             )
         )
     holders.refs = [holder.module for holder in holders.plain if holder.whole]
+    holders.mixed = [holder for holder in holders.plain if not holder.whole]
     for group in structure.groups:
         sharded = ShardedGroup(weakref.ref(group))
         sharded.key = sharded.state()

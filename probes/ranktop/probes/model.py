@@ -5,6 +5,7 @@ Imports torch: only for training processes.
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from ranktop.probes.reading import Resident
 from ranktop.probes.storages import Ledger
 from ranktop.probes.structure import structure_of
 
-WINDOW: Final = 24
+WINDOW: Final = 48
 """Modules that one look compares with the last walk; the look goes round all of them."""
 
 WALK_AGAIN_S: Final = 30.0
@@ -63,6 +64,10 @@ class ModelProbe:
         self._last: tuple[list[int], tuple[int, int]] = [], (0, 0)
         self._states: tuple[tuple[Any, ...], int] = ((), 0)
         self._engine = engines.EngineProbe(device)
+        self._engine_found: tuple[tuple[int, ...], weakref.ref[Any]] | None = None
+        """The engine, and the hooks that its model had then."""
+        self._resident: Resident | None = None
+        """What was told last."""
 
     @property
     def alive(self) -> bool:
@@ -89,7 +94,7 @@ class ModelProbe:
         root = self._root()
         if root is None:
             return False
-        engine = engines.find(root)
+        engine = self._engine_of(root)
         if engine is not None:
             return self._engine.refresh(engine, force)
         if force or self._dirty or self._clock() >= self._next_walk or self._layout_changed():
@@ -103,12 +108,12 @@ class ModelProbe:
         if root is None:
             gone = dict.fromkeys(("parameters", "gradients", "optimizer", "buffers"), "the model is gone")
             return Resident(reasons=gone)
-        engine = engines.find(root)
+        engine = self._engine_of(root)
         if engine is not None:
             return self._engine.resident(engine)
         if self._dirty:
             self._walk(root)
-        reasons = dict(self._buckets.reasons)
+        reasons = self._buckets.reasons
         gradients: int | None = None
         viewed = 0
         for _ in range(2):
@@ -118,15 +123,25 @@ class ModelProbe:
             except Gone:
                 self._walk(root)
         else:
-            reasons["gradients"] = "the model is being changed"
+            reasons = {**reasons, "gradients": "the model is being changed"}
         states = self._state_bytes()
         buffers = None if "buffers" in reasons else self._buffers + max(0, self._buckets.bytes - viewed)
-        return Resident(self._parameters, gradients, states, buffers, reasons)
+        last = self._resident
+        if (
+            last is None
+            or last.gradients != gradients
+            or last.optimizer != states
+            or last.parameters != self._parameters
+            or last.buffers != buffers
+            or last.reasons != reasons
+        ):
+            last = self._resident = Resident(self._parameters, gradients, states, buffers, dict(reasons))
+        return last
 
     def inventory(self) -> Inventory:
         """Return the parameters as of the last walk (listed when first asked for)."""
         root = self._root()
-        engine = None if root is None else engines.find(root)
+        engine = None if root is None else self._engine_of(root)
         if engine is not None:
             return engines.inventory(engine)
         if self._inventory is None:
@@ -145,7 +160,7 @@ class ModelProbe:
         root = self._root()
         if root is None:
             return False
-        engine = engines.find(root)
+        engine = self._engine_of(root)
         if engine is not None:
             return engines.gradients_exist(engine)
         if self._dirty:
@@ -156,9 +171,23 @@ class ModelProbe:
             self._dirty = True
             return False
 
+    def _engine_of(self, root: nn.Module) -> Any | None:
+        """Return the engine that is or runs ``root``; searched anew when the root's hooks are others."""
+        if "deepspeed" not in sys.modules:
+            return None
+        known, hooks = self._engine_found, tuple(root._forward_pre_hooks)
+        engine = known[1]() if known is not None and known[0] == hooks else None
+        if engine is None:
+            engine = engines.find(root)
+            self._engine_found = None if engine is None else (hooks, weakref.ref(engine))
+        return engine
+
     def _layout_changed(self) -> bool:
         window, self._at = self._holders.window(self._at, WINDOW)
-        return any(holder.changed() for holder in window) or self._state_key() != self._states[0]
+        for holder in window:
+            if holder.changed():
+                return True
+        return self._state_key() != self._states[0]
 
     def _walk(self, root: nn.Module) -> None:
         optimizers = self.optimizers()
@@ -243,7 +272,7 @@ class ModelProbe:
         return sizes
 
     def _state_key(self) -> tuple[Any, ...]:
-        return tuple(optimizer.state_key(o) for ref in self._optimizers if (o := ref()) is not None)
+        return tuple([optimizer.state_key(o) for ref in self._optimizers if (o := ref()) is not None])
 
     def _state_bytes(self) -> int:
         key = self._state_key()

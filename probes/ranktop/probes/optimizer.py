@@ -16,6 +16,9 @@ _OPTIONS: Final = ("momentum", "amsgrad", "centered", "fused", "foreach", "captu
 """Options of a parameter group that change what is kept."""
 
 
+_NO_STATE: Final[dict[Any, Any]] = {}
+
+
 def innermost(optimizer: Any) -> Any:
     """Return the optimizer that holds the state; wrappers (ZeroRedundancyOptimizer, Accelerate's) don't."""
     for _ in range(4):
@@ -62,10 +65,14 @@ def parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
 
 def state_key(optimizer: Any) -> tuple[int, int, int]:
     """Return a cheap value that changes when states appear, vanish or are loaded, or a group is added."""
-    state = state_of(optimizer)
-    groups = getattr(innermost(optimizer), "param_groups", None) or ()
-    sizes = sum(len(group["params"]) for group in groups)
-    return id(state), len(state), sizes
+    inner = innermost(optimizer)
+    state = getattr(inner, "state", None)
+    if not isinstance(state, dict):
+        state = _NO_STATE
+    size = 0
+    for group in getattr(inner, "param_groups", None) or ():
+        size += len(group["params"])
+    return id(state), len(state), size
 
 
 def class_name(optimizer: Any) -> tuple[str, str]:
