@@ -31,7 +31,7 @@ def place(inventory: Inventory, layers: int) -> Place:
     Where there are none (blocks differ, or stand under other modules) the parameters count as one block that is
     ``layers`` times the average; what is sharded by unit is told by its unit instead.
     """
-    order = _without_units(inventory)
+    order = inventory.once("without units", _without_units)
     kinds = inventory.kinds
     found = _run(order, layers) if layers else None
     if found is None:
@@ -48,7 +48,7 @@ def place(inventory: Inventory, layers: int) -> Place:
 
 def span(inventory: Inventory) -> range:
     """Return the positions, in the order of the parameters, of the longest run of equal blocks; empty without one."""
-    order = _without_units(inventory)
+    order = inventory.once("without units", _without_units)
     best = range(0)
     for layers in sorted({times for times in Counter(order).values() if times > 1}, reverse=True):
         found = _run(order, layers)

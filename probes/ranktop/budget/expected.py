@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ranktop.budget import buffers, megatron, states
 from ranktop.budget import runtime as processes
@@ -14,6 +15,9 @@ from ranktop.budget.job import Job
 from ranktop.budget.optimizers import step as optimizer_step
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, MOMENTS, STATES, STATES_AT, Amount, Budget, Part
+
+if TYPE_CHECKING:
+    from ranktop.budget.zero import moments as zero_moments
 
 
 def expected(
@@ -30,20 +34,41 @@ def expected(
     state before its step. ``runtime``: measured bytes of the process beside its tensors, instead of the guess.
     A category without a rule has no bytes and says why.
     """
-    own = processes.runtime(plan) if runtime is None else runtime
-    if plan.zero is not None:
-        return _deepspeed(inventory, plan, activations, first_step, own)
-    if plan.stack == "megatron" and plan.fsdp is None:
-        found = megatron.moments(inventory, plan, activations, first_step)
-        return Budget({moment: {**table, "runtime": own} for moment, table in found.items()})
-    plan = habits(plan)
-    held = states.held_of(inventory, plan)
-    if held is None:
-        unknown = Amount(None, f"no rule for the strategy {plan.strategy!r}")
+    return Rank(inventory, plan, first_step=first_step).budget(activations, runtime)
+
+
+class Rank:
+    """One rank under a plan, ready to tell its budget for any activations: what they change is worked out each time."""
+
+    def __init__(self, inventory: Inventory, plan: Plan, *, first_step: bool = False, like: Rank | None = None) -> None:
+        """``like``: a rank of the same sharding group with the same parameters, under the same plan."""
+        self.inventory, self.plan, self.first_step = inventory, plan, first_step
+        self._zero: zero_moments.Rank | None = None
+        self._job: Job | None = None
+        if plan.zero is not None:
+            from ranktop.budget.zero import moments as zero_moments
+
+            self._zero = zero_moments.Rank(inventory, plan, first_step, like._zero if like is not None else None)
+        elif plan.stack != "megatron" or plan.fsdp is not None:
+            plan = habits(plan)
+            held = states.held_of(inventory, plan)
+            self._job = Job(inventory, plan, held, None, first_step) if held is not None else None
+
+    def budget(self, activations: Activations | None, runtime: Amount | None = None) -> Budget:
+        """Return what the rank should hold with these activations, as ``expected`` does."""
+        own = processes.runtime(self.plan) if runtime is None else runtime
+        if self._zero is not None:
+            return _deepspeed(self._zero, activations, own)
+        if self._job is not None:
+            # The next one takes over what this one works out.
+            job = self._job = self._job.with_activations(activations)
+            moments = {moment: {**_moment(job, moment), "runtime": own} for moment in ALL_MOMENTS}
+            return Budget(moments, host=buffers.host(job))
+        if self.plan.stack == "megatron" and self.plan.fsdp is None:
+            found = megatron.moments(self.inventory, self.plan, activations, self.first_step)
+            return Budget({moment: {**table, "runtime": own} for moment, table in found.items()})
+        unknown = Amount(None, f"no rule for the strategy {self.plan.strategy!r}")
         return Budget({moment: {**dict.fromkeys(BUDGETED, unknown), "runtime": own} for moment in ALL_MOMENTS})
-    job = Job(inventory, plan, held, activations, first_step)
-    moments = {moment: {**_moment(job, moment), "runtime": own} for moment in ALL_MOMENTS}
-    return Budget(moments, host=buffers.host(job))
 
 
 def habits(plan: Plan) -> Plan:
@@ -159,17 +184,13 @@ def _outside(job: Job, moment: str) -> dict[str, Amount]:
     return {**buffers.adjust(job, moment, found), "activations": none, "buffers": buffers.at(job, moment, size)}
 
 
-def _deepspeed(
-    inventory: Inventory, plan: Plan, activations: Activations | None, first_step: bool, own: Amount
-) -> Budget:
+def _deepspeed(rank: zero_moments.Rank, activations: Activations | None, own: Amount) -> Budget:
     """Ask the rules of ZeRO; where they do not speak for a category, say so."""
-    from ranktop.budget.zero import moments as zero_moments
-
-    found = zero_moments.moments(inventory, plan, activations, first_step=first_step)
+    found = rank.moments(activations)
     silent = Amount(None, "no rule for this moment of DeepSpeed")
     moments = {
         moment: {**dict.fromkeys((*STATES, "activations", "buffers"), silent), "runtime": own, **found.get(moment, {})}
         for moment in ALL_MOMENTS
     }
-    host, nvme = zero_moments.off_device(inventory, plan)
+    host, nvme = rank.off_device
     return Budget(moments, host=host, nvme=nvme)

@@ -32,8 +32,12 @@ class Held:
 
 def counted(inventory: Inventory) -> list[tuple[Kind, int]]:
     """Return the distinct parameters with their numbers; which unit one belongs to makes no difference but for -1."""
-    same = _alike(inventory)
-    times = Counter(same[index] for index in inventory.order)
+    return inventory.once("counted", _counted)
+
+
+def _counted(inventory: Inventory) -> list[tuple[Kind, int]]:
+    same = inventory.once("alike", _alike)
+    times = Counter([same[index] for index in inventory.order])
     return [(inventory.kinds[index], times[index]) for index in dict.fromkeys(same) if times[index]]
 
 
@@ -56,7 +60,7 @@ def turns(inventory: Inventory, pieces: Sequence[Piece]) -> list[Piece]:
     """
     found = counted(inventory)
     if [piece.count for piece in pieces] == [count for _, count in found]:
-        same = _alike(inventory)
+        same = inventory.once("alike", _alike)
         used = {same[index] for index in inventory.order}
         place = {index: i for i, index in enumerate(index for index in dict.fromkeys(same) if index in used)}
         return [pieces[place[same[index]]] for index in inventory.order]

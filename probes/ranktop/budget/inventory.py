@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any, TypeVar
 
 from ranktop.budget.terms import DTYPE_BYTES
 
@@ -45,8 +46,18 @@ class Kind:
         return DTYPE_BYTES[self.dtype]
 
 
+Found = TypeVar("Found")
+
+
+class _Worked:
+    """Room for what follows from an inventory alone; no field of it, so that it is neither sent nor compared."""
+
+    __slots__ = ("_known",)
+    _known: dict[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(_Worked):
     """The parameters of one rank's part of the model, each shared tensor once."""
 
     kinds: tuple[Kind, ...] = ()
@@ -61,6 +72,18 @@ class Inventory:
 
     def __len__(self) -> int:
         return len(self.order)
+
+    def once(self, name: str, work: Callable[[Inventory], Found]) -> Found:
+        """Return what follows from the inventory alone, worked out when first asked for; it lives as long as this."""
+        try:
+            known = self._known
+        except AttributeError:
+            known = {}
+            object.__setattr__(self, "_known", known)
+        if name not in known:
+            known[name] = work(self)
+        found: Found = known[name]
+        return found
 
     @property
     def numel(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -28,6 +29,15 @@ class Job:
     held: Held
     activations: Activations | None
     first_step: bool = False
+
+    def with_activations(self, activations: Activations | None) -> Job:
+        """Return the same rank with other activations, and with what is known of it by now as far as it stays true."""
+        found = copy(self)
+        found.__dict__["activations"] = activations
+        if found.layers != self.layers:
+            for name in ("place", "shares", "units"):
+                found.__dict__.pop(name, None)
+        return found
 
     @property
     def layers(self) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final
 
-from ranktop.budget.activations.saved import Activations
 from ranktop.budget.collective import Collective
+from ranktop.budget.desk import Desk
 from ranktop.budget.inventory import Inventory
-from ranktop.budget.model import Model, NoRule
+from ranktop.budget.model import NoRule
 from ranktop.budget.plan import Layout, Plan
 from ranktop.budget.run import STRATEGIES, Projection, RankBudget, Run
 from ranktop.budget.strategies import plan_of
@@ -21,14 +20,19 @@ ENOUGH = 1 << 20
 
 def compare(run: Run, strategies: tuple[str, ...] = STRATEGIES) -> tuple[Projection, ...]:
     """Return one projection per strategy, in their order. Raises BadInput."""
-    return tuple(project(run, strategy) for strategy in strategies)
+    desk = Desk()
+    return tuple(project(run, strategy, desk) for strategy in strategies)
 
 
-def project(run: Run, strategy: str) -> Projection:
-    """Return what a run needs under one strategy. Raises BadInput; what only this strategy cannot is ``refused``."""
+def project(run: Run, strategy: str, desk: Desk | None = None) -> Projection:
+    """Return what a run needs under one strategy. Raises BadInput; what only this strategy cannot is ``refused``.
+
+    ``desk``: of the comparison that this is a part of.
+    """
+    desk = Desk() if desk is None else desk
     try:
         plan = plan_of(run, strategy)
-        ranks = tuple(_budgets(run, plan))
+        ranks = tuple(_budgets(run, plan, desk))
     except NoRule as reason:
         return Projection(strategy=strategy, refused=str(reason))
     worst = max(range(len(ranks)), key=lambda i: _size(ranks[i]))
@@ -38,11 +42,11 @@ def project(run: Run, strategy: str) -> Projection:
         strategy=strategy,
         ranks=ranks,
         worst=worst,
-        collectives=busiest(run, plan),
+        collectives=busiest(run, plan, desk),
         fits=None if headroom is None else headroom >= 0,
         headroom=headroom,
-        max_micro_batch=_largest(run, plan, ranks),
-        assumptions=(*plan.notes, *_left_out(run, plan)),
+        max_micro_batch=_largest(run, plan, ranks, desk),
+        assumptions=(*plan.notes, *_left_out(run, plan, desk)),
     )
 
 
@@ -80,19 +84,17 @@ def _data_ranks(layout: Layout, strategy: str) -> list[tuple[int, range]]:
     return [(0, range(data))]
 
 
-def _budgets(run: Run, plan: Plan) -> Iterator[RankBudget]:
+def _budgets(run: Run, plan: Plan, desk: Desk) -> Iterator[RankBudget]:
     for place, ranks in places(plan.layout, plan.strategy):
         own = replace(plan, layout=place)
-        yield RankBudget(ranks=ranks, stage=place.pipeline_rank, plan=own, budget=rank_budget(run, own))
+        yield RankBudget(ranks=ranks, stage=place.pipeline_rank, plan=own, budget=rank_budget(run, own, desk))
 
 
-def rank_budget(run: Run, plan: Plan) -> Budget:
+def rank_budget(run: Run, plan: Plan, desk: Desk | None = None) -> Budget:
     """Return the budget of the rank that a plan of this run names. Raises NoRule, BadInput."""
-    from ranktop.budget.expected import expected
-    from ranktop.budget.runtime import runtime
-
-    activations, reason = _activations(run, plan)
-    found = expected(inventory(run, plan), plan, activations, runtime=run.runtime or runtime(plan))
+    desk = Desk() if desk is None else desk
+    activations, reason = desk.activations(run, plan)
+    found = desk.budget(run, plan, activations)
     if activations is None:
         found = _unknown(found, "activations", reason)
         if plan.zero is None:
@@ -132,38 +134,6 @@ def _regrouped(found: Inventory, plan: Plan) -> Inventory:
     return replace(found, kinds=kinds)
 
 
-def _activations(run: Run, plan: Plan) -> tuple[Activations | None, str]:
-    if plan.batch.micro_batch is None:
-        return None, "the micro-batch is not known"
-    try:
-        if run.activations is not None:
-            return run.activations(run.model, plan), ""
-        return _closed(run.model, plan), ""
-    except NoRule as reason:
-        return None, str(reason)
-
-
-_REMEMBERED: Final = 512
-_known: dict[Hashable, tuple[Model, Activations]] = {}
-
-
-def _closed(model: Model, plan: Plan) -> Activations:
-    """Return the closed form, remembered: many strategies leave a micro-batch's activations as they are."""
-    from ranktop.budget.activations.closed import activations
-
-    key = (
-        id(model), plan.batch, plan.precision, plan.checkpointing, plan.checkpoint_every, plan.attention, plan.loss,
-        plan.sequence_parallel, plan.pipeline, plan.lora, plan.stack, plan.host, plan.fsdp is None, plan.zero is None,
-        replace(plan.layout, replicate=1, shard=1, replicate_rank=0, shard_rank=0, world_size=0),
-    )  # fmt: skip
-    found = _known.get(key)
-    if found is None or found[0] is not model:
-        if len(_known) >= _REMEMBERED:
-            _known.clear()
-        found = _known[key] = (model, activations(model, plan))
-    return found[1]
-
-
 def _with_all_gradients(budget: Budget) -> Budget:
     """Count all gradients inside backward: without activations nobody knows at which of them it is highest."""
     inside, end = budget.at("backward"), budget.at("backward_end")
@@ -185,28 +155,30 @@ def _unknown(budget: Budget, category: str, reason: str) -> Budget:
     return replace(budget, moments=moments)
 
 
-def collectives_of(run: Run, plan: Plan) -> tuple[Collective, ...]:
+def collectives_of(run: Run, plan: Plan, desk: Desk | None = None) -> tuple[Collective, ...]:
     """Return the collectives of one step under a plan of this run."""
     from ranktop.budget.communication import collectives
 
-    return collectives(inventory(run, plan), plan, run.model if run.model.family else None)
+    held = inventory(run, plan) if desk is None else desk.inventory(run, plan)
+    return collectives(held, plan, run.model if run.model.family else None)
 
 
-def _left_out(run: Run, plan: Plan) -> tuple[str, ...]:
+def _left_out(run: Run, plan: Plan, desk: Desk) -> tuple[str, ...]:
     """Say which messages the collectives leave out."""
     from ranktop.budget.communication import left_out
 
     if run.model.family and plan.batch.sequence_length:
         return ()
     model = run.model if run.model.family else None
-    return tuple(f"not counted in what is sent: {text}" for text in left_out(inventory(run, plan), plan, model))
+    found = left_out(desk.inventory(run, plan), plan, model)
+    return tuple(f"not counted in what is sent: {text}" for text in found)
 
 
-def busiest(run: Run, plan: Plan) -> tuple[Collective, ...]:
+def busiest(run: Run, plan: Plan, desk: Desk | None = None) -> tuple[Collective, ...]:
     """Return the collectives of one step on the rank that sends the most: of a pipeline, at its ends or between."""
     stages = range(plan.layout.pipeline)
     places = (replace(plan.layout, pipeline_rank=stage) for stage in sorted({0, *stages[1:2], stages[-1]}))
-    found = [collectives_of(run, replace(plan, layout=place)) for place in places]
+    found = [collectives_of(run, replace(plan, layout=place), desk) for place in places]
     return max(found, key=lambda collectives: sum(one.sent for one in collectives))
 
 
@@ -223,7 +195,7 @@ def _hardest(ranks: tuple[RankBudget, ...]) -> tuple[RankBudget, ...]:
     return tuple(rank for rank in ranks if rank.stage in ends or rank is fullest)
 
 
-def _largest(run: Run, plan: Plan, ranks: tuple[RankBudget, ...]) -> int | None:
+def _largest(run: Run, plan: Plan, ranks: tuple[RankBudget, ...], desk: Desk) -> int | None:
     """Return the largest micro-batch that fits every rank; None when it is unknown or has no limit.
 
     What a moment needs is the highest of several lines in the micro-batch: a line through two points is never above
@@ -236,7 +208,8 @@ def _largest(run: Run, plan: Plan, ranks: tuple[RankBudget, ...]) -> int | None:
 
     def budgets(size: int) -> list[Budget]:
         asked = replace(run, micro_batch=size)
-        return [rank_budget(asked, replace(each.plan, batch=replace(plan.batch, micro_batch=size))) for each in hardest]
+        batch = replace(plan.batch, micro_batch=size)
+        return [rank_budget(asked, replace(each.plan, batch=batch), desk) for each in hardest]
 
     now, then = [each.budget for each in hardest], budgets(2 * batch)
     if not all(_fits(each, memory) for each in now):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from ranktop.budget import context
 from ranktop.budget.activations import families, loss
@@ -21,6 +21,8 @@ from ranktop.budget.pipeline import alive, ends
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import DTYPE_BYTES, Part
 
+Found = TypeVar("Found")
+
 _CACHE: Final = "key/value cache of the output object"
 _HELD: Final = "logits of the output object"
 _INPUTS: Final = "tokens and labels"
@@ -34,18 +36,19 @@ _ROUTED: Final = 0.2
 """Routers do not spread evenly, and stacks differ in how they run experts (transformers' own: within 0.2 %)."""
 
 
-def activations(model: Model, plan: Plan) -> Activations:
+def activations(model: Model, plan: Plan, known: dict[Hashable, Any] | None = None) -> Activations:
     """Return the activations of one micro-batch on the rank that ``plan.layout`` names; NoRule without a rule.
 
     Every operation of a block is written on a tape with what its backward formula keeps; tensors are counted once,
-    in blocks of 512 bytes. Equal to MemTracker's reading to the byte for the families gpt and llama.
+    in blocks of 512 bytes. Equal to MemTracker's reading to the byte for the families gpt and llama. ``known``: what
+    other stages of the same pipeline have worked out, and left for this one.
     """
     if plan.stack == "megatron":
         from ranktop.budget.activations import megatron  # type: ignore[attr-defined,unused-ignore]
 
         return megatron.activations(model, plan)  # type: ignore[no-any-return,unused-ignore]
     family = families.find(model.family)
-    return _Rank(family, local(model, plan), plan).activations()
+    return _Rank(family, local(model, plan), plan, {} if known is None else known).activations()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class _Front:
     """Embedding: what it keeps, its output, and the tables that all blocks read."""
 
     saved: dict[Storage, None]
+    shared: dict[Storage, None]
+    """Of these the tables."""
     x: Value
     tokens: Value
     tables: Tables
@@ -73,8 +78,9 @@ class _End:
 class _Rank:
     """Puts the pieces of a rank together: embedding, blocks, head with the loss."""
 
-    def __init__(self, family: Family, shape: Shape, plan: Plan) -> None:
+    def __init__(self, family: Family, shape: Shape, plan: Plan, known: dict[Hashable, Any]) -> None:
         self.family = family
+        self.known = known
         self.shape = shape
         self.plan = plan
         self.mode = plan.checkpointing or "none"
@@ -90,9 +96,10 @@ class _Rank:
         shape, plan = self.shape, self.plan
         layers = stage_layers(len(self.kinds), plan)[0]
         first, last = ends(plan)
-        front = self.front(first)
+        whole = self.once("front", self.front)
+        front = whole if first else _Front(whole.shared, whole.shared, whole.x, whole.tokens, whole.tables)
         pieces = self.pieces(front, layers)
-        end = self.end(front.x) if last else _End()
+        end = self.once("end", lambda: self.end(front.x)) if last else _End()
         largest = max((one for one, _ in pieces), key=lambda one: one.layer)
         every = min(max(1, plan.checkpoint_every), len(layers)) if self.mode == "full" else 1
         kept = sum(one.kept * count for one, count in pieces)
@@ -155,23 +162,34 @@ class _Rank:
         """
         own = self.kinds[layers.start : layers.stop]
         frozen = layers.start == 0 and not front.x.needs_grad
-        found = [(self.block(own[0], front, needs_grad=False), 1)] if frozen else []
-        return found + [
-            (self.block(kind, front, needs_grad=True), count) for kind, count in Counter(own[len(found) :]).items()
-        ]
 
-    def front(self, first: bool) -> _Front:
+        def block(kind: str, needs_grad: bool) -> Block:
+            return self.once((kind, needs_grad), lambda: self.block(kind, front, needs_grad=needs_grad))
+
+        found = [(block(own[0], False), 1)] if frozen else []
+        return found + [(block(kind, True), count) for kind, count in Counter(own[len(found) :]).items()]
+
+    def once(self, name: Hashable, work: Callable[[], Found]) -> Found:
+        """Return what is the same on every stage, worked out by the first that asks."""
+        known = self.known
+        if name not in known:
+            known[name] = work()
+        found: Found = known[name]
+        return found
+
+    def front(self) -> _Front:
         """Run the embedding on a tape of its own; its output is the first block's to count.
 
-        Every stage makes the tables; what the embedding itself keeps lies on the ``first`` alone.
+        Every stage makes the tables; what the embedding itself keeps lies on the first alone.
         """
         tape = self.tape()
         with tape.part("embedding"):
             tokens = tape.new(self.shape.tokens, 8, needs_grad=False, kind=INPUT)
             x = self.family.before(tape, self.shape, tokens)
             tables = self.family.tables(tape, self.shape, x)
-        saved = {storage: None for storage in tape.saved() if storage is not x.storage} if first else {}
-        return _Front({**saved, **dict.fromkeys(value.storage for value in tables)}, x, tokens, tables)
+        saved = {storage: None for storage in tape.saved() if storage is not x.storage}
+        shared: dict[Storage, None] = dict.fromkeys(value.storage for value in tables)
+        return _Front({**saved, **shared}, shared, x, tokens, tables)
 
     def block(self, kind: str, front: _Front, *, needs_grad: bool) -> Block:
         """Run one block on a tape of its own."""

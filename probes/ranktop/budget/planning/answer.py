@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ranktop.budget.desk import Desk
 from ranktop.budget.model import BadInput, NoRule
 from ranktop.budget.planning.request import Request
 from ranktop.budget.planning.sizes import Unit, unit_for
@@ -93,7 +94,8 @@ def answer(request: Request) -> Answer:
     from ranktop.budget.planning.ranking import best
 
     meant: list[BadInput] = []
-    rows = tuple(_row(request, strategy, meant) for strategy in request.strategies)
+    desk = Desk()
+    rows = tuple(_row(request, strategy, meant, desk) for strategy in request.strategies)
     _same_complaint(rows)
     if len(meant) == len(rows):
         raise meant[0]
@@ -102,12 +104,12 @@ def answer(request: Request) -> Answer:
     return Answer(request=request, rows=rows, best=best(rows, request.device), unit=unit_for(sizes))
 
 
-def _row(request: Request, strategy: str, meant: list[BadInput]) -> Row:
+def _row(request: Request, strategy: str, meant: list[BadInput], desk: Desk) -> Row:
     """Return one strategy's answer; what is wrong for it alone is no reason to withhold the others'."""
     run = request.run
     try:
         run = run_for(request, strategy)
-        projection = project(run, strategy)
+        projection = project(run, strategy, desk)
     except (NoRule, BadInput) as reason:
         projection = Projection(strategy=strategy, refused=str(reason))
         if isinstance(reason, BadInput):

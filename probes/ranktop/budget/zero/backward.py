@@ -7,16 +7,19 @@ Source: DeepSpeed 0.19.8, ``setup_buckets``, ``reduce_independent_p_g_buckets_an
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from ranktop.budget.activations.saved import Activations
 from ranktop.budget.composition import Point, parts, saved_parts
 from ranktop.budget.inventory import Kind
 from ranktop.budget.terms import DTYPE_BYTES, Part
 from ranktop.budget.zero.flat import BF16_WRAPPER, Flat
-from ranktop.budget.zero.job import Job
+from ranktop.budget.zero.job import Job, Layout
 from ranktop.budget.zero.layout import element_alignment, owners
 from ranktop.budget.zero.progress import Progress
+
+Pieces = tuple[tuple[str, int], ...]
+"""Names and bytes."""
 
 ENGINE_BUCKET: Final = 500_000_000
 """Elements after which the engine closes a bucket of its own (``MEMORY_OPT_ALLREDUCE_SIZE`` in engine.py)."""
@@ -47,49 +50,78 @@ def between_micro_batches(job: Job) -> tuple[Part, ...]:
     return parts(_buckets(job), seen=True)
 
 
-def backward(job: Job, alive: Activations, kept: int, buffers: tuple[Part, ...]) -> Point:
-    """Return the highest point of backward; ``kept`` are the bytes of gradients that exist before it."""
-    walk: _Walk
-    if job.options.stage == 0 or job.options.wrapper == BF16_WRAPPER:
-        walk = _ByEngine(job, alive, kept, buffers)
-    else:
-        walk = _ByHooks(job, alive, kept, buffers)
-    walk.run()
-    loss = at_loss(alive, kept, buffers + between_micro_batches(job))
-    found = walk.point()
-    return loss if loss.bytes >= found.bytes else found
+class Backward:
+    """Backward of one rank, whatever its activations: gone through once, then asked for each of them."""
+
+    def __init__(self, job: Job, layout: Layout, kept: int, buffers: tuple[Part, ...]) -> None:
+        """``kept``: bytes of the gradients that exist before it; ``buffers`` stay all the time."""
+        self.job, self.kept, self.buffers = job, kept, buffers
+        whole = job.options.stage == 0 or job.options.wrapper == BF16_WRAPPER
+        self.walk = (_ByEngine if whole else _ByHooks)(job, layout, kept, buffers)
+        self.walk.run()
+
+    def highest(self, alive: Activations) -> Point:
+        """Return the highest point."""
+        loss = at_loss(alive, self.kept, self.buffers + between_micro_batches(self.job))
+        found = self.walk.point(Progress(self.job, alive))
+        return loss if loss.bytes >= found.bytes else found
+
+
+class _Noted(NamedTuple):
+    """A moment of the walk, without its activations."""
+
+    name: str
+    parameter: int
+    """Index of the one at hand; -1 means after the last one."""
+    gradients: int
+    extra: Pieces
+    adding: bool
+    """A tied weight's gradient is made just then."""
 
 
 class _Walk:
-    """Goes through the parameters as backward does and remembers where most bytes were alive."""
+    """Goes through the parameters as backward does and notes what is alive beside activations."""
 
-    def __init__(self, job: Job, alive: Activations, kept: int, buffers: tuple[Part, ...]) -> None:
-        self.job, self.kept, self.buffers = job, kept, buffers
-        self.progress = Progress(job.kinds, job.numels, alive)
-        self.activations = [*self.progress.sizes(), self.progress.ended()]
-        """Bytes of activations at each parameter; the last entry is for after the last parameter."""
+    def __init__(self, job: Job, layout: Layout, kept: int, buffers: tuple[Part, ...]) -> None:
+        self.job, self.layout, self.kept, self.buffers = job, layout, kept, buffers
         self.gradients = kept
         self.buckets = ("", 0)
         """Name and bytes of the buckets, which the live side sees as such."""
-        self.most = -1
-        self._best: tuple[str, int, int, tuple[tuple[str, int], ...]] = ("", -1, 0, ())
+        self.noted: list[_Noted] = []
+        self.sizes: list[int] = []
+        """Bytes of each of ``noted``."""
 
-    def note(self, name: str, index: int, *extra: tuple[str, int]) -> None:
-        """Remember this moment if it is the highest; ``index`` -1 means after the last parameter."""
-        size = self.activations[index] + self.gradients
+    def note(self, name: str, index: int, *extra: tuple[str, int], adding: bool = False) -> None:
+        """Remember a moment; of those at one parameter that were noted in turn, the highest."""
+        size = self.gradients
         for _, more in extra:
             size += more
-        if size > self.most:
-            self.most = size
-            self._best = (name, index, self.gradients, extra)
+        if self.noted and not adding:
+            last = self.noted[-1]
+            if last.parameter == index and not last.adding:
+                if size <= self.sizes[-1]:
+                    return
+                self.noted.pop()
+                self.sizes.pop()
+        self.noted.append(_Noted(name, index, self.gradients, extra, adding))
+        self.sizes.append(size)
 
-    def point(self) -> Point:
-        """Return the highest moment."""
-        name, index, gradients, extra = self._best
+    def point(self, progress: Progress) -> Point:
+        """Return the highest moment with these activations, the first of equals."""
+        activations = [*progress.sizes(), progress.ended()]
+        found = [size + activations[noted.parameter] for size, noted in zip(self.sizes, self.noted, strict=True)]
+        if progress.alive.tied:
+            for at, noted in enumerate(self.noted):
+                if noted.adding:
+                    found[at] += progress.adding(noted.parameter)[1]
+        at = found.index(max(found))
+        name, index, gradients, extra, adding = self.noted[at]
+        if adding:
+            extra = (*extra, progress.adding(index))
         if index >= 0:
-            alive = self.progress.parts(index)
+            alive = progress.parts(index)
         else:
-            alive = parts(("inputs and other micro-batches in flight", self.progress.ended()))
+            alive = parts(("inputs and other micro-batches in flight", progress.ended()))
         made = tuple(Part(what, size, seen=what == self.buckets[0]) for what, size in extra if size)
         return Point(name, alive, self.buffers + made, gradients)
 
@@ -110,7 +142,7 @@ class _ByEngine(_Walk):
                 continue
             if not job.accumulating:
                 self.gradients += job.sizes[index]
-            self.note("backward", index, self.progress.adding(index))
+            self.note("backward", index, adding=index == 0)
             self.note("backward", index, *self._cast(job.kinds[index], wrapped))
         self.note("end of backward, reducing", -1, self._reduction(wrapped))
 
@@ -148,8 +180,8 @@ class _Bucket:
 class _ByHooks(_Walk):
     """Stages 1 and 2: a hook on each parameter moves its gradient into the bucket."""
 
-    def __init__(self, job: Job, alive: Activations, kept: int, buffers: tuple[Part, ...]) -> None:
-        super().__init__(job, alive, kept, buffers)
+    def __init__(self, job: Job, layout: Layout, kept: int, buffers: tuple[Part, ...]) -> None:
+        super().__init__(job, layout, kept, buffers)
         options = job.options
         self.limit = options.reduce_bucket_size
         self.mixed = any(job.gradient_bytes(g[0]) != g[0].itemsize for g in job.groups if g)
@@ -157,8 +189,9 @@ class _ByHooks(_Walk):
         self.contiguous = options.contiguous_gradients
         self.item = job.groups[0][0].itemsize if job.groups else 0
         self.buckets = _buckets(job)
-        self.partition_bytes = sum(f.partition * job.gradient_bytes(k) for f, k in Flat(job).flats)
-        self.owners = self._owners()
+        flats = layout.flats if isinstance(layout, Flat) else Flat(job).flats
+        self.partition_bytes = sum(f.partition * job.gradient_bytes(k) for f, k in flats)
+        self.owners = job.once("owners", self._owners)
         self.bucket = _Bucket()
         self.delayed = 0
         """Bytes of reduced gradients that the next reduction frees."""
@@ -191,7 +224,7 @@ class _ByHooks(_Walk):
         for index in reversed(order):
             if not there:
                 self.gradients += self.job.sizes[index]
-            self.note("backward", index, self.buckets, self.progress.adding(index))
+            self.note("backward", index, self.buckets, adding=index == 0)
             if during:
                 self._add(index, index)
         if not during:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from ranktop.budget.inventory import Inventory, Kind
 from ranktop.budget.optimizers.states import Piece, optimizer_amount
@@ -38,10 +39,14 @@ _OWN_STATES: Final[dict[str, tuple[State, ...]]] = {
 """What DeepSpeed's own optimizers make in their first step (``deepspeed/ops``); their step count is no tensor."""
 
 
+Found = TypeVar("Found")
+
+
 class Job:
     """An inventory and a plan, with what follows from them for any stage."""
 
     def __init__(self, inventory: Inventory, plan: Plan, options: Zero, first_step: bool) -> None:
+        self._once: dict[Hashable, Any] = {}
         self.options = options
         self.first_step = first_step
         self.plan = _with_masters(_with_own_states(plan), options)
@@ -54,6 +59,8 @@ class Job:
         """Bytes of each parameter."""
         self.updates = [by_kind[i][2] for i in order]
         """Whether each parameter is updated."""
+        self.item = max((by_kind[i][1] for i in set(order)), default=2)
+        """Bytes per element of the widest dtype."""
         self.buffer_bytes = inventory.buffer_bytes
         self.ranks = max(1, plan.layout.shard)
         self.rank = plan.layout.shard_rank
@@ -63,6 +70,21 @@ class Job:
         self.loose = [kind for kind, updated in zip(self.kinds, self.updates, strict=True) if not updated]
         self.whole_gradients = sum(size for size, updated in zip(self.sizes, self.updates, strict=True) if updated)
         """Bytes of the gradients of all updated parameters, in the parameters' dtype."""
+
+    def once(self, name: Hashable, work: Callable[[], Found]) -> Found:
+        """Return what follows from the job alone, whichever of its ranks asks; worked out when first asked for."""
+        known = self._once
+        if name not in known:
+            known[name] = work()
+        found: Found = known[name]
+        return found
+
+    def of_rank(self, plan: Plan) -> Job:
+        """Return the same for another rank of the sharding group: what ``once`` knows is shared."""
+        found = copy(self)
+        found.plan = replace(self.plan, layout=plan.layout)
+        found.rank = plan.layout.shard_rank
+        return found
 
     @staticmethod
     def is_updated(kind: Kind) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from functools import cached_property
+from typing import Any
 
 from ranktop.budget.activations.saved import Activations
 from ranktop.budget.composition import NO_ACTIVATIONS, Point, amount, parts, saved_parts
@@ -15,8 +17,8 @@ from ranktop.budget.inventory import Inventory
 from ranktop.budget.plan import Plan
 from ranktop.budget.terms import ALL_MOMENTS, BUDGETED, STATES_AT, Amount, Part
 from ranktop.budget.zero import step as zero_step
-from ranktop.budget.zero.backward import backward, between_micro_batches
-from ranktop.budget.zero.job import IN_FORWARD, Job, Layout
+from ranktop.budget.zero.backward import Backward, between_micro_batches
+from ranktop.budget.zero.job import IN_FORWARD, Found, Job, Layout
 from ranktop.budget.zero.offload import off_device as _off_device
 from ranktop.budget.zero.offload import staging
 from ranktop.budget.zero.progress import NOTHING
@@ -31,22 +33,46 @@ def moments(inventory: Inventory, plan: Plan, activations: Activations | None, f
 
     With ``Plan.host`` the device is the machine's RAM: what is offloaded to the host counts there.
     """
-    options = options_of(plan)
-    reason = uncovered(plan, options)
-    if reason is not None:
-        unknown = Amount(None, reason)
-        return {moment: {name: unknown for name in BUDGETED if name != "runtime"} for moment in ALL_MOMENTS}
-    return _Step(Job(inventory, plan, options, first_step), activations).table()
+    return Rank(inventory, plan, first_step).moments(activations)
 
 
 def off_device(inventory: Inventory, plan: Plan) -> tuple[Amount, Amount]:
     """Return what one rank keeps in the host's memory and on NVMe because of offloading, buffers included."""
-    options = options_of(plan)
-    reason = uncovered(plan, options)
-    if reason is not None:
-        return Amount(None, reason), Amount(None, reason)
-    job = Job(inventory, plan, options, first_step=False)
-    return _off_device(job, layout_of(job))
+    return Rank(inventory, plan, first_step=False).off_device
+
+
+class Rank:
+    """One rank, worked out for any activations and any micro-batch: only the first of these takes long."""
+
+    def __init__(self, inventory: Inventory, plan: Plan, first_step: bool, like: Rank | None = None) -> None:
+        """``like``: another rank of the same sharding group, under the same plan."""
+        options = options_of(plan)
+        self.reason = uncovered(plan, options)
+        self._step: _Step | None = None
+        if self.reason is None:
+            same = like._step if like is not None else None
+            job = same.job.of_rank(plan) if same is not None else Job(inventory, plan, options, first_step)
+            self._step = _Step(job)
+
+    def moments(self, activations: Activations | None) -> Table:
+        """Return ``moments`` with these activations."""
+        if self._step is None:
+            unknown = Amount(None, self.reason or "")
+            return {moment: {name: unknown for name in BUDGETED if name != "runtime"} for moment in ALL_MOMENTS}
+        return self._step.with_activations(activations).table()
+
+    @cached_property
+    def off_device(self) -> tuple[Amount, Amount]:
+        """What is kept in the host's memory, and on NVMe."""
+        if self._step is None:
+            unknown = Amount(None, self.reason or "")
+            return unknown, unknown
+        layout = self._step.layout
+        if layout.job.first_step:
+            layout = copy(layout)
+            layout.job = copy(layout.job)
+            layout.job.first_step = False
+        return _off_device(layout.job, layout)
 
 
 def between(inventory: Inventory, plan: Plan) -> dict[str, Amount]:
@@ -56,8 +82,8 @@ def between(inventory: Inventory, plan: Plan) -> dict[str, Amount]:
     """
     options = options_of(plan)
     job = Job(inventory, plan, options, first_step=False)
-    step = _Step(job, None)
-    found = step.states("forward_end")
+    step = _Step(job)
+    found = dict(step.states("forward_end"))
     gradients = zero_step.after_backward(job, step.layout)
     found["gradients"] = Amount(gradients, "gradients as backward has left them")
     found["buffers"] = amount(step.fixed + step.bucket, "buffers that stay")
@@ -67,29 +93,52 @@ def between(inventory: Inventory, plan: Plan) -> dict[str, Amount]:
 class _Step:
     """One rank's amounts at every moment."""
 
-    def __init__(self, job: Job, activations: Activations | None) -> None:
+    def __init__(self, job: Job) -> None:
         self.job = job
         self.layout: Layout = layout_of(job)
         self.made = copy(self.layout)
         """The same before any step."""
         self.made.job = copy(job)
         self.made.job.first_step = True
-        self.known = activations
-        self.alive = activations if activations is not None else NOTHING
+        self.known: Activations | None = None
+        self.alive = NOTHING
         self.fixed: tuple[Part, ...] = _module_buffers(job) + staging(job)
         self.bucket = bucket(job) if job.options.stage == 3 else ()
         self.waiting = between_micro_batches(job)
+        self._once: dict[str, Any] = {}
+        """What activations make no difference to; shared by all ``with_activations``."""
+
+    def with_activations(self, activations: Activations | None) -> _Step:
+        """Return the same step with these activations."""
+        found = copy(self)
+        found.known = activations
+        found.alive = activations if activations is not None else NOTHING
+        return found
+
+    def once(self, name: str, work: Callable[[], Found]) -> Found:
+        """Return what activations make no difference to, worked out when first asked for."""
+        known = self._once
+        if name not in known:
+            known[name] = work()
+        found: Found = known[name]
+        return found
+
+    @property
+    def sharded(self) -> Sharded | None:
+        """What stage 3 gathers and reduces; None under the others."""
+        if self.job.options.stage != 3:
+            return None
+        return self.once("sharded", lambda: Sharded(self.job, self._kept(), self.fixed))
 
     def table(self) -> Table:
         """Return every moment's amounts."""
-        job, layout = self.job, self.layout
-        sharded = Sharded(job, self.alive, self._kept(), self.fixed) if job.options.stage == 3 else None
+        job, layout, sharded, alive = self.job, self.layout, self.sharded, self.alive
         stretches: dict[str, Callable[[], Point]] = {
-            "load": lambda: zero_step.load(job, self.made),
-            "forward": sharded.forward if sharded else self._forward,
-            "backward": sharded.backward if sharded else self._backward,
-            "optimizer_step": lambda: zero_step.step(job, layout),
-            "checkpoint_save": lambda: zero_step.save(job, layout),
+            "load": lambda: self.once("load", lambda: zero_step.load(job, self.made)),
+            "forward": lambda: sharded.forward(alive) if sharded else self._forward(),
+            "backward": lambda: sharded.backward(alive) if sharded else self._backward(),
+            "optimizer_step": lambda: self.once("step", lambda: zero_step.step(job, layout)),
+            "checkpoint_save": lambda: self.once("save", lambda: zero_step.save(job, layout)),
         }
         between_passes = sharded.between() if sharded else self.waiting
         found: Table = {}
@@ -100,9 +149,12 @@ class _Step:
                 found[moment] = self._moment(moment, between_passes if moment in IN_FORWARD else ())
         return found
 
-    def states(self, moment: str, layout: Layout | None = None) -> dict[str, Amount]:
+    def states(self, moment: str) -> dict[str, Amount]:
         """Return parameters, gradients and optimizer at a moment."""
-        layout = self.layout if layout is None else layout
+        return self.once(f"states at {moment}", lambda: self._states(moment, self.layout))
+
+    @staticmethod
+    def _states(moment: str, layout: Layout) -> dict[str, Amount]:
         return {
             "parameters": layout.parameters(moment),
             "gradients": layout.gradients(moment),
@@ -111,14 +163,15 @@ class _Step:
 
     def _kept(self) -> int:
         """Bytes of gradients that exist before the last backward of a step."""
-        return self.layout.gradients("backward_start").bytes or 0
+        return self.states("backward_start")["gradients"].bytes or 0
 
     def _forward(self) -> Point:
         loss = saved_parts(self.alive) + parts(("temporaries of the loss", self.alive.loss_forward))
         return Point("loss, in forward", loss, self.fixed + self.waiting, self._kept())
 
     def _backward(self) -> Point:
-        return backward(self.job, self.alive, self._kept(), self.fixed)
+        walked = self.once("backward", lambda: Backward(self.job, self.layout, self._kept(), self.fixed))
+        return walked.highest(self.alive)
 
     def _moment(self, moment: str, whole: tuple[Part, ...]) -> dict[str, Amount]:
         alive = self.known
@@ -134,7 +187,9 @@ class _Step:
         return {**self.states(moment), "activations": activations, "buffers": buffers}
 
     def _stretch(self, moment: str, point: Point) -> dict[str, Amount]:
-        found = self.states(STATES_AT[moment], self.made if moment == "load" else None)
+        found = dict(self.states(STATES_AT[moment]))
+        if moment == "load":
+            found = dict(self.once("made", lambda: self._states(STATES_AT[moment], self.made)))
         rule = f"ZeRO-{self.job.options.stage}: highest point: {point.name}"
         own: tuple[Part, ...] = ()
         if moment == "load":
@@ -145,7 +200,7 @@ class _Step:
         if moment != "checkpoint_save" and gradients.bytes != point.gradients:
             gradients = Amount(point.gradients, f"made by then ({point.name})")
         if moment == "optimizer_step":
-            found["optimizer"] = self.layout.optimizer("step_end")
+            found["optimizer"] = self.states("step_end")["optimizer"]
         return {
             **found,
             "gradients": gradients,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, partial
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from ranktop.budget.activations.saved import Activations
 from ranktop.budget.composition import parts
 from ranktop.budget.inventory import Kind
 from ranktop.budget.terms import Part
+
+if TYPE_CHECKING:
+    from ranktop.budget.zero.job import Job
 
 NOTHING = Activations(layers=1, layer=0, blocks=0)
 """Stands in for activations that nobody knows."""
@@ -17,7 +21,6 @@ NOTHING = Activations(layers=1, layer=0, blocks=0)
 Shapes = tuple[tuple[int, ...], ...]
 
 
-@lru_cache(maxsize=64)
 def blocks(shapes: Shapes, layers: int) -> tuple[int, int]:
     """Return where the repeated blocks begin among a model's parameters, and how many parameters one has.
 
@@ -38,25 +41,30 @@ class Progress:
     Within a block they are taken to fall evenly with the parameters' elements.
     """
 
-    def __init__(self, kinds: Sequence[Kind], numels: Sequence[int], alive: Activations) -> None:
+    def __init__(self, job: Job, alive: Activations) -> None:
+        kinds, numels = job.kinds, job.numels
         self.alive = alive
-        self.shapes = tuple(kind.shape for kind in kinds)
-        start, period = blocks(self.shapes, alive.layers)
+        self.shapes: Shapes = job.once("shapes", lambda: tuple(kind.shape for kind in kinds))
+        start, period = job.once(("blocks", alive.layers), partial(blocks, self.shapes, alive.layers))
         self.start, self.end = (start, start + period * alive.layers) if period else (0, len(kinds))
-        ends = list(accumulate(numels))
-        before = ends[self.start - 1] if self.start else 0
-        whole = (ends[self.end - 1] if self.end else 0) - before
-        self.left = [
-            min(1.0, max(0.0, (end - before) / whole)) if whole and i >= self.start else 0.0
-            for i, end in enumerate(ends)
-        ]
-        """Share of the blocks' activations that is alive when a parameter's gradient has just been made."""
+        self._ends: list[int] = job.once("ends", lambda: list(accumulate(numels)))
         self.period = period
         self._inside_block = _by_parameter(kinds[start : start + period], alive) if period else ()
         held = alive.in_flight * (alive.blocks + alive.outside + alive.inputs) - alive.blocks
         self._after = max(0, held) + alive.tied
         self._around = max(0, held - min(alive.after, alive.outside)) + alive.tied
         self._before = max(0, held - alive.outside) + alive.boundary
+
+    def left(self, index: int) -> float:
+        """Share of the blocks' activations that is alive when a parameter's gradient has just been made."""
+        before, whole = self._span
+        return min(1.0, max(0.0, (self._ends[index] - before) / whole)) if whole and index >= self.start else 0.0
+
+    @cached_property
+    def _span(self) -> tuple[int, int]:
+        """Elements before the blocks, and of the blocks."""
+        before = self._ends[self.start - 1] if self.start else 0
+        return before, (self._ends[self.end - 1] if self.end else 0) - before
 
     def sizes(self) -> list[int]:
         """Bytes of activations when each parameter's gradient has just been made, in the order of the model."""
@@ -92,7 +100,7 @@ class Progress:
             saved = (alive.blocks + alive.casts) * number // max(1, alive.layers)
             block = self._inside_block[place]
         else:
-            saved = int(self.left[index] * (alive.blocks + alive.casts))
+            saved = int(self.left(index) * (alive.blocks + alive.casts))
             block = alive.recomputed + alive.block_backward
         return (
             ("blocks that are not yet through backward", saved),

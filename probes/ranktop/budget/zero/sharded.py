@@ -23,8 +23,12 @@ NORM_PIECE: Final = 250_000_000
 LIVE: Final = "gathered parameters (stage3_max_live_parameters, stage3_max_reuse_distance)"
 FLAT: Final = "buffers of gathers under way (stage3_prefetch_bucket_size)"
 
-_Moment = tuple[int, int, int, tuple[tuple[str, int], ...]]
-"""Parameter (-1 after the last), position of the trace, gradients outside of the bucket, copies."""
+Pieces = tuple[tuple[str, int], ...]
+"""Names and bytes."""
+
+_Moment = tuple[int, int, int, int, Pieces, int]
+"""Parameter (-1 after the last), position of the trace, gradients outside of the bucket, what is gathered, copies and
+their bytes."""
 
 
 def bucket(job: Job) -> tuple[Part, ...]:
@@ -54,16 +58,15 @@ def modules(kinds: list[Kind], persist: list[bool]) -> tuple[tuple[int, ...], ..
 
 
 class Sharded:
-    """Forward and backward of one rank at stage 3."""
+    """Forward and backward of one rank at stage 3, whatever its activations."""
 
-    def __init__(self, job: Job, alive: Activations, kept: int, buffers: tuple[Part, ...]) -> None:
-        self.job, self.alive, self.kept = job, alive, kept
+    def __init__(self, job: Job, kept: int, buffers: tuple[Part, ...]) -> None:
+        self.job, self.kept = job, kept
         self.buffers = buffers + bucket(job)
         options = job.options
-        self.progress = Progress(job.kinds, job.numels, alive)
         persist = persistent(job.numels, options.persistence_threshold, options.model_persistence_threshold)
         self.modules = modules(job.kinds, persist)
-        self.item = max((kind.itemsize for kind in job.kinds), default=2)
+        self.item = job.item
         limits = Limits(
             ranks=job.ranks,
             prefetch=options.prefetch_bucket_size,
@@ -72,6 +75,9 @@ class Sharded:
             traced=not job.first_step,
         )
         self.gathered: Gathered = gathered(self.modules, tuple(job.numels), limits)
+        self._found = self._reductions()
+        self._sizes = [gradients + live + more for _, _, gradients, live, _, more in self._found]
+        self._order = [index for index, *_ in self._found]
 
     def _whole(self, position: int) -> tuple[Part, ...]:
         """Return what gathering holds at a position of the trace."""
@@ -86,21 +92,20 @@ class Sharded:
             return ()
         return parts((LIVE, self.gathered.between * self.item), (FLAT, self.gathered.between_flat * self.item))
 
-    def forward(self) -> Point:
+    def forward(self, alive: Activations) -> Point:
         """Return forward's highest point: module by module, and around the loss."""
-        alive = self.alive
         loss = saved_parts(alive) + parts(("temporaries of the loss", alive.loss_forward))
         points = [Point("loss, in forward", loss, self.buffers + self.between(), self.kept)]
         if self.modules:
-            points.append(self._modules_forward())
+            points.append(self._modules_forward(alive))
         return highest(points)
 
-    def _modules_forward(self) -> Point:
+    def _modules_forward(self, alive: Activations) -> Point:
         """Return the module of forward at which gathered parameters and activations so far are most."""
-        alive, progress, found = self.alive, self.progress, self.gathered
+        progress, found = Progress(self.job, alive), self.gathered
         most, best = -1, (0, 0, 0)
         for position, module in enumerate(self.modules):
-            saved = int(progress.left[module[0]] * alive.blocks)
+            saved = int(progress.left(module[0]) * alive.blocks)
             block = alive.block_forward if progress.start <= module[0] < progress.end else 0
             size = (found.live[position] + found.flat[position]) * self.item + saved + block
             if size > most:
@@ -113,15 +118,15 @@ class Sharded:
         )
         return Point("forward", so_far, self.buffers + self._whole(position), self.kept)
 
-    def backward(self) -> Point:
+    def backward(self, alive: Activations) -> Point:
         """Return backward's highest point: at the loss, or where a parameter's gradient meets a full bucket."""
-        alive = self.alive
         loss = saved_parts(alive) + parts(("gradients of the logits", alive.loss_backward))
         points = [Point("loss, in backward", loss, self.buffers + self.between(), self.kept)]
-        points.append(self._reductions())
+        points.append(self._reduced(Progress(self.job, alive)))
         return highest(points)
 
-    def _reductions(self) -> Point:
+    def _reductions(self) -> list[_Moment]:
+        """Go through the parameters as backward does; the last moment, after them, is that of what still waits."""
         job, limit = self.job, self.job.options.reduce_bucket_size
         position_of = {
             p: 2 * len(self.modules) - 1 - number for number, module in enumerate(self.modules) for p in module
@@ -129,35 +134,43 @@ class Sharded:
         position = len(self.modules)
         waiting: list[int] = []
         elements = own = 0
-        most = -1
-        best: _Moment = (-1, position, 0, ())
-        sizes = self.progress.sizes()
-        for index in reversed(range(len(job.kinds))):
+        found: list[_Moment] = []
+        numels, sizes, updates, running = job.numels, job.sizes, job.updates, self.gathered.running
+        contiguous = job.options.contiguous_gradients
+        for index in reversed(range(len(numels))):
             position = position_of.get(index, position)
-            if not job.updates[index]:
+            if not updates[index]:
                 continue
-            full = bool(waiting) and elements + job.numels[index] > limit
+            full = bool(waiting) and elements + numels[index] > limit
             copies = self._copies(waiting) if full else ()
-            gradients = own + job.sizes[index]
-            live = self.gathered.running[position] * self.item if self.modules else 0
-            for extra in (copies, (self.progress.adding(index),)):
-                size = sizes[index] + live + gradients + sum(more for _, more in extra)
-                if size > most:
-                    most, best = size, (index, position, gradients, extra)
+            live = running[position] * self.item if self.modules else 0
+            found.append((index, position, own + sizes[index], live, copies, sum([more for _, more in copies])))
             if full:
                 waiting, elements, own = [], 0, 0
             waiting.append(index)
-            elements += job.numels[index]
-            if elements > limit or not job.options.contiguous_gradients:
-                own += job.sizes[index]
+            elements += numels[index]
+            if elements > limit or not contiguous:
+                own += sizes[index]
         copies = self._copies(waiting) if waiting else ()
-        if self.progress.ended() + own + sum(extra for _, extra in copies) > most:
-            best = (-1, position, own, copies)
-        return self._point(best)
+        found.append((-1, position, own, 0, copies, sum([more for _, more in copies])))
+        return found
 
-    def _point(self, best: _Moment) -> Point:
-        index, position, gradients, copies = best
-        alive = self.progress.parts(index) if index >= 0 else parts(("inputs", self.progress.ended()))
+    def _reduced(self, progress: Progress) -> Point:
+        """Return the highest of these moments with these activations, the first of equals."""
+        activations = [*progress.sizes(), progress.ended()]
+        sizes = [size + activations[index] for size, index in zip(self._sizes, self._order, strict=True)]
+        at = sizes.index(max(sizes))
+        index, position, gradients, _, copies, _ = self._found[at]
+        adding = progress.adding(0)
+        if len(self._found) > 1 and self._order[-2] == 0 and adding[1]:
+            # While a tied weight's gradient is made, before any hook runs.
+            first = self._found[-2]
+            if sizes[-2] - first[5] + adding[1] > max(sizes[:-1]) and not sizes[-2] - first[5] + adding[1] < sizes[-1]:
+                index, position, gradients, copies = *first[:3], (adding,)
+        return self._point(progress, index, position, gradients, copies)
+
+    def _point(self, progress: Progress, index: int, position: int, gradients: int, copies: Pieces) -> Point:
+        alive = progress.parts(index) if index >= 0 else parts(("inputs", progress.ended()))
         whole: tuple[Part, ...] = ()
         if index >= 0 and self.modules:
             whole = parts((LIVE, self.gathered.running[position] * self.item))
