@@ -237,7 +237,7 @@ class Holders:
         found: list[int] = [p.sharded_param.grad is not None for ref in self.group_refs for p in ref().fsdp_params]
         # Scripts switch the reduction for all units at once; a single one shows at the next look.
         first, last = self.groups[0].skips_reduction(), self.groups[-1].skips_reduction()
-        if first or last or any([group.accumulates for group in self.groups]):
+        if first or last or True in [group.accumulates for group in self.groups]:
             for group in self.groups:
                 found += [gradient is not None for gradient in group.unreduced()]
         return found
