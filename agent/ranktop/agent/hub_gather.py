@@ -23,9 +23,6 @@ ASK_WAIT: Final = 1.0
 LOST_AFTER: Final = 2.0
 """Seconds that an answer may be overdue before the node counts as lost."""
 
-_SPACING: Final = 0.2
-"""Seconds between two questions when there is nothing to catch up with: many ranks' messages come in one answer."""
-
 _PATIENCE: Final = 2.0
 """Seconds that an answer may be overdue before the connection is made anew; doubled each time in vain, but for the
 first ones: a slow network needs more, and a hub that does not know this one yet soon will."""
@@ -67,6 +64,7 @@ class Gather:
         self._since = -1
         self._asked_at: float | None = None
         """When the open question was asked; None without one."""
+        self._spacing = 0.0
         self._next = 0.0
         """When the next question is due, or the next connection where there is none."""
         self._answered_at: float | None = None
@@ -128,8 +126,17 @@ class Gather:
         self._vain += 1
         self._lose(why, now)
 
-    def tend(self, context: zmq.Context[zmq.Socket[bytes]], now: float) -> None:
-        """Connect, ask, and notice that nothing comes, as it is due."""
+    def due(self, now: float) -> bool:
+        """Tell whether ``tend`` is to be called."""
+        when = self.deadline()
+        return when is not None and when <= now
+
+    def tend(self, context: zmq.Context[zmq.Socket[bytes]], now: float, spacing: float) -> None:
+        """Connect, ask, and notice that nothing comes, as it is due.
+
+        ``spacing``: seconds between two questions when there is nothing to catch up with.
+        """
+        self._spacing = spacing
         if not self.active:
             return
         if self._asked_at is None:
@@ -196,7 +203,7 @@ class Gather:
             self._changed()
         more = batch.last < 0 or sum(map(item_bytes, batch.items)) >= BATCH
         self._asked_at = None
-        self._next = now if more else now + _SPACING
+        self._next = now if more else now + self._spacing
         if more:
             # Before it is read: the other hub prepares the next answer meanwhile.
             self._ask(now)

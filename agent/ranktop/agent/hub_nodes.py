@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -89,15 +89,15 @@ class HubNodes:
         # Whoever joins when the first node has gone is to know the job by the id that it has.
         return replace(own, job_id=self._state.job.id)
 
-    def turn(self, now: float, asked_at: float) -> None:
-        """Serve the door and gather. ``asked_at``: when a viewer of this hub last asked."""
+    def turn(self, now: float, asked_at: float, ready: Container[object]) -> None:
+        """Serve the door and gather. ``asked_at``: when a viewer of this hub last asked; ``ready``: sockets to read."""
         if self._door is not None:
             self._door.turn(now)
             if self._door.refused >= self._log_at:
                 self._log(f"connections turned away at the door so far: {self._door.refused}")
                 self._log_at = 10 * self._door.refused
         if self._gathering is not None:
-            self._gathering.turn(now, asked_at)
+            self._gathering.turn(now, asked_at, ready)
 
     def deadline(self) -> float | None:
         """Return when ``turn`` should be called at the latest; None when only its sockets matter."""

@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from math import ceil
 from pathlib import Path
 from typing import Final
@@ -221,7 +221,7 @@ class HubServer:
             self._consider_word(now)
         if self._visitors in ready:
             read_asks(self._visitors, self._viewers, self.state, now)
-        self._serve_nodes(now)
+        self._serve_nodes(now, ready)
         self._pace.note(now, self.state.stream.last - before)
         for seen, gone in self._presence.collect(now, self._presence.fileno() in ready):
             self.state.end_process(seen, gone.pid, gone.how, gone.code, gone.detail)
@@ -234,10 +234,10 @@ class HubServer:
             self._next_housekeeping = now + _HOUSEKEEPING
             self._keep_house()
 
-    def _serve_nodes(self, now: float) -> None:
+    def _serve_nodes(self, now: float, ready: Container[object]) -> None:
         """Let the other nodes have their turn; whatever fails there costs this node's ranks and viewers nothing."""
         try:
-            self.nodes.turn(now, self._viewers.asked_at)
+            self.nodes.turn(now, self._viewers.asked_at, ready)
         except Exception:
             log(traceback.format_exc())
 
