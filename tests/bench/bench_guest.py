@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -28,10 +29,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.measured import heading, quartiles, spread
 
+from ranktop.agent.lifecycle import ensure_hub
 from ranktop.tui.session.receiver import HubSource
 from ranktop.tui.session.source import Received
-from ranktop.wire.endpoints import find_jobs, read_job_file
-from ranktop.wire.schema import Sample
+from ranktop.wire.endpoints import find_jobs, job_directory, read_job_file
+from ranktop.wire.schema import Job, Sample
 
 SCRIPT = """
 import time
@@ -86,7 +88,13 @@ at.append(time.monotonic())
 print(json.dumps(at), flush=True)
 """
 
-MODES = {"alone": [], "-m ranktop.agent": ["-m", "ranktop.agent"], "attach()": []}
+MODES = {
+    "alone": [],
+    "-m ranktop.agent": ["-m", "ranktop.agent"],
+    "-m, hub is there": ["-m", "ranktop.agent"],
+    "attach()": [],
+}
+"""The third is what all ranks of a node are but the first, which starts the hub."""
 PARTS = ("to the first line", "import torch", "20 steps", "last line to the end", "whole process")
 
 
@@ -95,7 +103,8 @@ def place(tree: str) -> Iterator[tuple[Path, dict[str, str]]]:
     """Give a folder with the script, and the environment of a job in it, with the packages of ``tree`` if named."""
     with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as name:
         os.environ.update(RANKTOP_RUN_DIR=f"{name}/run", RANKTOP_STATE_DIR=f"{name}/state", RANKTOP_HUB_LINGER="0")
-        environment = {**os.environ, "RANKTOP_DEVICE": "host"}
+        environment = {**os.environ, "RANKTOP_DEVICE": "host", "RANKTOP_JOB_ID": "guest"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # a start without compiled files is another matter
         if tree:
             environment["PYTHONPATH"] = os.pathsep.join(f"{tree}/{root}" for root in ("tui", "agent", "probes"))
         (Path(name) / "train.py").write_text(SCRIPT)
@@ -119,10 +128,15 @@ def launch(folder: Path, environment: dict[str, str], mode: str, *words: object)
 def parts_of(mode: str, tree: str) -> list[float]:
     """Run the script once; returns the milliseconds of PARTS."""
     with place(tree) as (folder, environment):
+        if "hub" in mode:
+            os.environ["RANKTOP_HUB_LINGER"] = "20"
+            ensure_hub(Job(id="guest", name="train", world_size=1), job_directory("guest"), wait=10.0)
         began = time.monotonic()
         with launch(folder, environment, mode, "go") as child:
             out, _ = child.communicate()
         ended = time.monotonic()
+        for job in find_jobs().jobs if "hub" in mode else ():
+            os.kill(read_job_file(job.directory).hub_pid, signal.SIGTERM)
         gone = time.monotonic() + 5.0
         while find_jobs().jobs and time.monotonic() < gone:  # its hub would disturb the next one
             time.sleep(0.02)
@@ -134,7 +148,8 @@ def start(rounds: int, before: str) -> None:
     """Print what the start takes, and what the agent adds to it."""
     ways = [(mode, "") for mode in MODES] + ([("-m ranktop.agent", before)] if before else [])
     found: dict[tuple[str, str], list[list[float]]] = {way: [] for way in ways}
-    parts_of("-m ranktop.agent", "")  # compiled files, and the disk's cache
+    for way in ways[1:]:
+        parts_of(*way)  # compiled files, and the disk's cache
     for number in range(rounds):
         for way in ways if number % 2 == 0 else ways[::-1]:
             found[way].append(parts_of(*way))
@@ -144,18 +159,13 @@ def start(rounds: int, before: str) -> None:
         name = f"{mode}{', before' if tree else ''}"
         cells = [quartiles([run[part] for run in runs], "{:.0f}") for part in range(4)]
         print(f"{name:<26}" + "".join(f"{cell:>22}" for cell in cells))
+    print(f"{'added':<26}" + "".join(f"{name:>22}" for name in (*PARTS[:2], PARTS[3], PARTS[4])))
     for (mode, tree), runs in found.items():
         if mode != "alone":
-            added = [
-                [mine - its for mine, its in zip(run, base, strict=True)] for run, base in zip(runs, alone, strict=True)
-            ]
-            cells = [quartiles([run[part] for run in added], "{:+.0f}") for part in range(4)]
-            print(
-                f"{'  added' + (', before' if tree else ''):<26}"
-                + "".join(f"{cell:>22}" for cell in cells)
-                + f"  {mode}"
-            )
-            print(f"{'  added in all':<26}{quartiles([run[4] for run in added], '{:+.0f}'):>22}")
+            name = f"{mode}{', before' if tree else ''}"
+            added = [[a - b for a, b in zip(run, base, strict=True)] for run, base in zip(runs, alone, strict=True)]
+            cells = [quartiles([run[part] for run in added], "{:+.0f}") for part in (0, 1, 3, 4)]
+            print(f"{name:<26}" + "".join(f"{cell:>22}" for cell in cells))
 
 
 def first_sample() -> float:
@@ -217,7 +227,7 @@ def memory_of(process: int) -> dict[str, float]:
 def memory(rounds: int, seconds: float, before: str) -> None:
     """Print what a process holds with and without the agent, and its hub."""
     columns = ("Rss", "Pss", "own", "threads", "files")
-    ways = [(mode, "") for mode in MODES] + ([("-m ranktop.agent", before)] if before else [])
+    ways = [(mode, "") for mode in MODES if "hub" not in mode] + ([("-m ranktop.agent", before)] if before else [])
     found: dict[tuple[str, str], list[dict[str, float]]] = {way: [] for way in ways}
     hubs: list[dict[str, float]] = []
     for _ in range(rounds):
