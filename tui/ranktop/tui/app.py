@@ -18,6 +18,7 @@ from ranktop.tui import keymap
 from ranktop.tui.config import given
 from ranktop.tui.exit import end_on_signals, guarded
 from ranktop.tui.keys import KEYS, REPLAY_KEYS
+from ranktop.tui.pacing import pace
 from ranktop.tui.replay.theatre import Theatre
 from ranktop.tui.screens.choose import StartScreen
 from ranktop.tui.screens.help import HelpScreen
@@ -42,8 +43,11 @@ DRAIN_EVERY = 0.1
 """Seconds between two looks at what has arrived, until there is a picture and for jobs of many ranks."""
 
 FEW_RANKS = 256
-SELDOM = 0.25
-"""The same for jobs of at most ``FEW_RANKS`` ranks: a frame comes twice a second, and each wake-up costs."""
+BEATS = 2
+"""Looks from one picture to the next for jobs of at most ``FEW_RANKS`` ranks: each wake-up costs."""
+
+ASK_EVERY = 2.0
+"""Seconds between two times that the rules are asked, unless something happened: they look back over many."""
 
 Find = Callable[[], "Found"]
 Connect = Callable[["JobEntry"], Source]
@@ -78,10 +82,11 @@ class RanktopApp(PacedApp):
         self.palette = choose(theme)
         self.glyphs = ASCII if (not speaks_unicode() if ascii is None else ascii) else UNICODE
         super().__init__(interval=interval, ascii=self.glyphs.ascii)
+        self._interval = interval
         if theme is None and self.console.color_system == "standard":
             self.palette = in_sixteen(self.palette)
         self.clock = clock
-        self.live = Session(clock, budget_slice=0.03, findings_every=1.0)
+        self.live = Session(clock, budget_slice=0.03, findings_every=1.0, keep_views=True)
         """The job that is watched; ``session`` is what is shown."""
         self.replay = Theatre(self)
         self.source = source
@@ -129,9 +134,11 @@ class RanktopApp(PacedApp):
         """Take what has arrived and draw when a frame is due: one timer for both, each wake-up costs."""
         self.heal()
         self.drain()
+        self.pacer.interval = max(self._interval, pace(None if self.replay.on else self.live.interval))
         if self.screen_stack and isinstance(self.screen, LiveScreen):  # none, while the program ends
             self.screen.tick()
-        self._look_every(SELDOM if 0 < len(self.session.ranks) <= FEW_RANKS else DRAIN_EVERY)
+        few = 0 < len(self.session.ranks) <= FEW_RANKS
+        self._look_every(self.pacer.interval / BEATS if few else DRAIN_EVERY)
 
     def _look_every(self, seconds: float) -> None:
         if self._beats is not None:

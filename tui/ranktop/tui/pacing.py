@@ -1,4 +1,5 @@
-"""When to draw: twice a second at most, at once after a key, never while the terminal still swallows the last frame.
+"""When to draw: as often as the job says something new, twice a second at most, at once after a key, never while the
+terminal still swallows the last frame.
 
 How much the terminal takes is the flow's affair (``terminal.flow``); here it is decided when a new picture is worth the
 work. Pictures that could not be sent are not drawn: what goes out is always the newest.
@@ -16,6 +17,22 @@ REPEAT: Final = 0.04
 
 SELDOM: Final = 0.12
 """The same under tmux and screen: they answer themselves, so that nothing tells how slow the link behind them is."""
+
+
+OFTEN: Final = 0.5
+RARE: Final = 1.0
+"""Seconds between two pictures of a job whose ranks speak that often, or more often; that seldom, or more seldom."""
+
+EARLY: Final = 0.1
+"""Share of the interval by which a picture may come too early: whoever asks does so by a clock of its own."""
+
+
+def pace(interval: float | None) -> float:
+    """Return the seconds between two pictures of a job whose ranks speak every ``interval`` seconds.
+
+    Nothing is new sooner; ages are to be seen growing.
+    """
+    return OFTEN if interval is None else min(RARE, max(OFTEN, interval))
 
 
 class Pacer:
@@ -39,11 +56,12 @@ class Pacer:
     def due(self) -> bool:
         """Tell whether a picture may be drawn now."""
         since = self._clock() - self._drawn_at
+        in_time = since >= self.interval * (1 - EARLY)
         if not self.asks:
-            return self.urgent or since >= self.interval
+            return self.urgent or in_time
         if self.urgent:
             return since >= self._repeat and self._flow.room() > 0
-        return since >= self.interval and not self.behind and self._flow.idle()
+        return in_time and not self.behind and self._flow.idle()
 
     def wait(self) -> float:
         """Return the seconds until a picture that is wanted at once may be drawn, as far as only time is needed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -16,6 +16,9 @@ from ranktop.tui.screens.live import bindings
 from ranktop.tui.view.frame import Frame, frame
 from ranktop.tui.view.text import Glyphs, Line
 from ranktop.tui.widgets.lines import Lines
+
+HOLD: Final = 1.5
+"""Pictures for which the detail panel's numbers stand: every other one has new ones."""
 
 
 class RanksScreen(RankActions):
@@ -47,6 +50,8 @@ class RanksScreen(RankActions):
         """Return the lines of every part of the next frame."""
         app, options = self.app, self.options
         options.letters = self.letters
+        # After a key everything is as new as it can be.
+        options.hold = 0.0 if app.pacer.urgent or app.replay.on else HOLD * app.pacer.interval
         width, height = self.room
         now = frame(self.snapshot(), app.link(), options, (width, height), self.news(), app.session.clock())
         before, self.last = self.last, now

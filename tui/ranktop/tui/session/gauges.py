@@ -12,6 +12,7 @@ from ranktop.tui.session.rank_view import SILENT_INTERVALS, RankView, device_tro
 from ranktop.tui.view.text import plain
 
 _READING: Final = frozenset(DeviceReading.__dataclass_fields__)
+_ALL: Final = (*_READING, *DeviceDetail.__dataclass_fields__)
 _SELDOM_INTERVALS: Final = 10 * SILENT_INTERVALS
 """What is asked or sent only every tenth interval is old after as many of its own."""
 _SELDOM: Final = frozenset({"power_limit"})
@@ -159,6 +160,11 @@ class Gauges:
         """Return the age of the oldest of these values that are known, once it is more than it should be."""
         ages = [age for field in fields if self.get(field) is not None and (age := self._beyond(field)) is not None]
         return max(ages, default=None)
+
+    @property
+    def fresh(self) -> bool:
+        """True while no known value is older than it should be."""
+        return self.old(*_ALL) is None
 
     def _beyond(self, field: str) -> float | None:
         age = self.age(field)

@@ -14,12 +14,15 @@ from rich.cells import cell_len
 from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.strip import Strip
 
-from ranktop.tui.terminal.encode import Item, encode, in_order
+from ranktop.tui.terminal.encode import NOWHERE, Item, encode, in_order
 from ranktop.tui.terminal.kind import Kind
 from ranktop.tui.terminal.pens import PLAIN, Pen, Pens
 
 Cell = tuple[str, Pen]
 """What stands in a cell, with combining characters; empty in the right half of a wide one."""
+
+Span = tuple[int, int]
+"""First cell, and the one behind the last."""
 
 GAP: Final = 5
 """Cells of the same pen that are cheaper to send again than to jump over."""
@@ -42,17 +45,22 @@ class Canvas:
         self.width = self.height = 0
         self._wanted: list[list[Cell]] = []
         self._shown: list[list[Cell]] = []
-        self._dirty: list[bool] = []
+        self._dirty: list[Span | None] = []
+        """Of each row the cells that may differ."""
+        self._odd: set[int] = set()
+        """Rows that may have characters which are not one cell wide."""
         self._unknown = True
         self._pen, self._pieces = PLAIN, 0
         """What the terminal writes in now, and the pieces since that was made sure of."""
+        self.cursor = NOWHERE
+        """Row and column of the cursor after the last piece, as far as they are known."""
         self._plan: deque[Item] = deque()
         """What is left of the way to the wanted picture; empty when it has to be found anew."""
 
     @property
     def behind(self) -> bool:
         """True while the terminal does not show what is wanted."""
-        return self._unknown or any(self._dirty)
+        return self._unknown or any(span is not None for span in self._dirty)
 
     def forget(self) -> None:
         """Take for lost what the terminal shows: it changed its size, or somebody else wrote to it."""
@@ -84,12 +92,12 @@ class Canvas:
     def piece(self, limit: int) -> str:
         """Return what brings the terminal nearer to the wanted picture, about ``limit`` bytes of it.
 
-        Afterwards these cells count as shown. The cursor is anywhere at its end, and the last pen stays set: the next
-        piece begins with what it can draw in it.
+        Afterwards these cells count as shown. The last pen stays set: the next piece begins with what it can draw in
+        it.
         """
         start = self._clear() if self._unknown else ""
         if not self._plan:
-            found = [item for y in range(self.height) if self._dirty[y] for item in self._row(y)]
+            found = [item for y, span in enumerate(self._dirty) if span is not None for item in self._row(y, span)]
             if found and not start:
                 start = self._make_sure()
             self._plan.extend(in_order(found, self._pens, self.width, self._pen))
@@ -101,8 +109,8 @@ class Canvas:
             items.append(item)
             size += MOVE + len(item.payload)
         if not self._plan:
-            self._dirty = [False] * self.height
-        text, self._pen = encode(items, self._pens, self.width, self._pen)
+            self._dirty = [None] * self.height
+        text, self._pen, self.cursor = encode(items, self._pens, self.width, self._pen)
         return start + text
 
     def _make_sure(self) -> str:
@@ -117,20 +125,23 @@ class Canvas:
         self.width, self.height = width, height
         self._wanted = [[(" ", PLAIN)] * width for _ in range(height)]
         self._shown = [[] for _ in range(height)]
-        self._dirty = [True] * height
+        self._dirty = [(0, width)] * height
+        self._odd = set(range(height))
         self.forget()
 
     def _put(self, y: int, start: int, strip: Strip, stop: int) -> None:
         if not 0 <= y < self.height:
             return
         row = self._wanted[y]
-        cells = self._cells(strip)[: min(stop, self.width) - start]
-        if row[start : start + len(cells)] != cells:
-            row[start : start + len(cells)] = cells
-            self._dirty[y] = True
+        cells = self._cells(strip, y)[: min(stop, self.width) - start]
+        end = start + len(cells)
+        if row[start:end] != cells:
+            row[start:end] = cells
+            known = self._dirty[y] or (start, end)
+            self._dirty[y] = (min(start, known[0]), max(end, known[1]))
             self._plan.clear()
 
-    def _cells(self, strip: Strip) -> list[Cell]:
+    def _cells(self, strip: Strip, y: int) -> list[Cell]:
         of, blank = self._pens.of, self._pens.blank
         cells: list[Cell] = []
         for text, style, control in strip:
@@ -143,10 +154,10 @@ class Canvas:
                 ground = blank(pen)
                 cells += [(" ", ground) if character == " " else (character, pen) for character in text]
             else:
-                self._wide(cells, text, pen)
+                self._wide(cells, text, pen, y)
         return cells
 
-    def _wide(self, cells: list[Cell], text: str, pen: Pen) -> None:
+    def _wide(self, cells: list[Cell], text: str, pen: Pen, y: int) -> None:
         ground, full = self._pens.blank(pen), self._pens.full(pen)
         if full is not None and full.back == pen.back:
             text = text.replace("\u2580", "\u2588").replace("\u2584", "\u2588")  # both halves in one colour
@@ -155,6 +166,8 @@ class Canvas:
                 cells.append((" ", full))  # one byte instead of three, or a few for a run of any length
                 continue
             width = 1 if character < "\u0300" or "\u2500" <= character <= "\u259f" else cell_len(character)
+            if width != 1:
+                self._odd.add(y)
             if self._ascii and not character.isascii():
                 cells += [("?", pen)] * width
             elif width == 0 and cells:
@@ -170,20 +183,23 @@ class Canvas:
             grounds = Counter(pen for row in self._wanted for text, pen in row if text == " " and not pen.attributes)
             ground = grounds.most_common(1)[0][0] if grounds else PLAIN
         self._shown = [[(" ", ground)] * self.width for _ in range(self.height)]
-        self._dirty = [wanted != shown for wanted, shown in zip(self._wanted, self._shown, strict=True)]
+        whole = (0, self.width)
+        self._dirty = [whole if one != other else None for one, other in zip(self._wanted, self._shown, strict=True)]
         self._unknown = False
         self._pen, self._pieces = ground, 0
         return f"\x1b[m{self._pens.turn(PLAIN, ground)}\x1b[2J"
 
-    def _row(self, y: int) -> Iterator[Item]:
-        """Yield what is to be sent of a row."""
+    def _row(self, y: int, span: Span) -> Iterator[Item]:
+        """Yield what is to be sent of a row, which differs at most within a span."""
         wanted, shown = self._wanted[y], self._shown[y]
-        if any(len(text) != 1 for row in (wanted, shown) for text, _ in row):
-            yield from self._uneven(y)
-            return
+        if y in self._odd:
+            if any(len(text) != 1 for row in (wanted, shown) for text, _ in row):
+                yield from self._uneven(y)
+                return
+            self._odd.discard(y)
         erases = self._kind.erases_in_colour
         tail = _tail(wanted) if erases else len(wanted)
-        for start, stop in stretches(wanted, shown, self._pens):
+        for start, stop in stretches(wanted, shown, self._pens, span):
             erase = start >= tail or stop > tail + ERASE
             yield from self._runs(y, start, tail if erase else stop)
             if erase:
@@ -233,17 +249,15 @@ def _tail(row: list[Cell]) -> int:
     return at
 
 
-def stretches(wanted: list[Cell], shown: list[Cell], pens: Pens) -> list[tuple[int, int]]:
-    """Return the (first, last + 1) cells of each stretch in which two rows of equal length differ.
+def stretches(wanted: list[Cell], shown: list[Cell], pens: Pens, span: Span) -> list[Span]:
+    """Return the (first, last + 1) cells of each stretch in which two rows of equal length differ within a span.
 
     A few equal cells between two stretches that need no other pen are part of them: sending them again is cheaper
     than a jump.
     """
-    found: list[tuple[int, int]] = []
-    if wanted == shown:
-        return found
-    for at, (one, other) in enumerate(zip(wanted, shown, strict=True)):
-        if one != other:
+    found: list[Span] = []
+    for at in range(*span):
+        if wanted[at] != shown[at]:
             if found and at - found[-1][1] < GAP and _same_pen(wanted, found[-1][1] - 1, at, pens):
                 found[-1] = (found[-1][0], at + 1)
             else:

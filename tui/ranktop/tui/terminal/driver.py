@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from textual import events
 from textual._parser import ParseError
 from textual._xterm_parser import XTermParser
+from textual.constants import ESCAPE_DELAY
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.geometry import Size
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 LAST_WORDS: Final = 0.5
 """Seconds that the terminal may take to read what is written last."""
+
+ESCAPED: Final = ESCAPE_DELAY + 0.05
+"""Seconds after which an escape character that nothing followed is the key."""
 
 ASKS_ABOUT_SYNC: Final = "\x1b[?2026$p"
 
@@ -74,6 +78,8 @@ class TerminalDriver(LinuxDriver):
         self.active = False
         """Between entering and leaving the dashboard's screen."""
         self._outlet: Outlet | None = None
+        self._wake: tuple[int, int] | None = None
+        """A pipe by which the thread that reads the keys is told to end."""
         self._told = threading.Lock()
         self._loop_of_app = asyncio.get_running_loop()
 
@@ -102,6 +108,7 @@ class TerminalDriver(LinuxDriver):
         self._raw()
         self.write(enter(self.kind))
         self.exit_event.clear()
+        self._wake = os.pipe()
         self._key_thread = threading.Thread(target=self._run_input_thread, name="textual-input", daemon=True)
         self._key_thread.start()
         self._on_size()
@@ -130,6 +137,9 @@ class TerminalDriver(LinuxDriver):
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGWINCH, signal.SIG_DFL)
         self.exit_event.set()
+        wake, self._wake = self._wake, None
+        if wake is not None:
+            os.close(wake[1])
         if self._key_thread is not None and self._key_thread is not threading.current_thread():
             self._key_thread.join(LAST_WORDS)
         with contextlib.suppress(termios.error):
@@ -204,17 +214,25 @@ class TerminalDriver(LinuxDriver):
 
     def run_input_thread(self) -> None:
         """Turn what is typed into events until told to stop, or until the terminal is gone."""
+        wake = self._wake
+        if wake is None:
+            return
         parser = XTermParser(self._debug)
         decode = getincrementaldecoder("utf-8")("replace").decode
-        with selectors.SelectSelector() as selector:
+        waits: float | None = None
+        with selectors.SelectSelector() as selector, open(wake[0], "rb"):
             selector.register(self.fileno, selectors.EVENT_READ)
+            selector.register(wake[0], selectors.EVENT_READ)
             while not self.exit_event.is_set():
-                if selector.select(0.1):
+                # No time-out while nothing is half read: ten wake-ups a second were a tenth of the CPU of it all.
+                ready = {key.fd for key, _ in selector.select(waits)}
+                if self.exit_event.is_set():
+                    break
+                waits = None
+                if self.fileno in ready:
                     try:
                         data = os.read(self.fileno, 4096)
-                    except InterruptedError:
-                        continue
-                    except BlockingIOError:
+                    except (InterruptedError, BlockingIOError):
                         continue
                     except OSError:
                         data = b""
@@ -222,6 +240,7 @@ class TerminalDriver(LinuxDriver):
                         # The end of the input: it would be ready again and again, for ever.
                         self._lost()
                         return
+                    waits = ESCAPED
                     for event in parser.feed(decode(data)):
                         self.process_message(event)
                 for event in parser.tick():

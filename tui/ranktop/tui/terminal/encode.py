@@ -11,7 +11,11 @@ from ranktop.tui.terminal.pens import Pen, Pens
 COLUMN: Final = 3
 """Cells by which the beginnings of items of one column differ at most: numbers that change in another digit."""
 
+MUCH: Final = 600
+"""Cells from which on it may be cheaper to send them as they stand: half a screen and more."""
+
 NOWHERE: Final = (-1, -1)
+"""Where the cursor is when that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +34,18 @@ class Item:
 
 
 def in_order(items: list[Item], pens: Pens, width: int, pen: Pen) -> list[Item]:
-    """Return the items in the cheapest of three orders: as the cells stand, or pen after pen, row or column first.
+    """Return the items in a cheap order: pen after pen, column by column; of much the cheapest of three orders.
 
     ``pen``: what is set before the first one. Most of a frame's bytes are colours and ways, not text.
     """
     if len(items) < 2:
         return items
     groups = _by_pen(items, pens, pen)
-    orders = (
-        items,
-        [item for group in groups for item in sorted(group, key=lambda item: (item.y, item.x))],
-        [item for group in groups for item in _in_columns(group)],
-    )
-    return min(orders, key=lambda order: len(encode(order, pens, width, pen)[0]))
+    columns = [item for group in groups for item in _in_columns(group)]
+    if sum(item.stop - item.x for item in items) < MUCH:
+        return columns
+    rows = [item for group in groups for item in sorted(group, key=lambda item: (item.y, item.x))]
+    return min((items, rows, columns), key=lambda order: len(encode(order, pens, width, pen)[0]))
 
 
 def _by_pen(items: Iterable[Item], pens: Pens, pen: Pen) -> list[list[Item]]:
@@ -76,8 +79,9 @@ def _in_columns(items: list[Item]) -> list[Item]:
     return [item for column in columns for item in sorted(column, key=lambda item: (item.y, item.x))]
 
 
-def encode(items: Iterable[Item], pens: Pens, width: int, pen: Pen) -> tuple[str, Pen]:
-    """Return the control sequences and text of some items, sent while ``pen`` is set, and the pen that is set then."""
+def encode(items: Iterable[Item], pens: Pens, width: int, pen: Pen) -> tuple[str, Pen, tuple[int, int]]:
+    """Return the control sequences and text of some items, sent while ``pen`` is set, and the pen and the cursor's
+    (row, column) after them."""
     out: list[str] = []
     at = NOWHERE
     for item in items:
@@ -91,7 +95,7 @@ def encode(items: Iterable[Item], pens: Pens, width: int, pen: Pen) -> tuple[str
             at = (item.y, item.stop) if item.stop < width else NOWHERE
         else:
             at = (item.y, item.x) if item.payload[:1] == "\x1b" else NOWHERE
-    return "".join(out), pen
+    return "".join(out), pen, at
 
 
 def move(at: tuple[int, int], y: int, x: int) -> str:

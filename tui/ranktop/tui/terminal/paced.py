@@ -16,6 +16,7 @@ from textual.screen import Screen
 from ranktop.tui.pacing import REPEAT, SELDOM, Pacer
 from ranktop.tui.terminal.canvas import Canvas
 from ranktop.tui.terminal.driver import TerminalDriver
+from ranktop.tui.terminal.encode import NOWHERE
 from ranktop.tui.terminal.flow import LEAST, TELLING, Flow
 from ranktop.tui.terminal.kind import kind_of, link_limit
 from ranktop.tui.terminal.pens import Pens
@@ -92,19 +93,28 @@ class PacedApp(App[int]):
                 data = self._question(flow.sent(0)) + data
             if self._sync_available and size > LARGE and not canvas.behind:
                 data = data.join(SYNC)
-            driver.write(data + self._question(flow.sent(size)))
+            driver.write(data + self._question(flow.sent(size), canvas.cursor))
 
-    def _question(self, number: int) -> str:
-        """Return a question that can be told from others by the place of the (hidden) cursor that it asks for."""
+    def _question(self, number: int, cursor: tuple[int, int] = NOWHERE) -> str:
+        """Return a question that can be told from others by the place of the (hidden) cursor that it asks for.
+
+        ``cursor``: its row and column, where they are known; it need not be moved when no other question has them.
+        """
         width, height = self.canvas.width, self.canvas.height
         if width < 8 or height < 4:
             return QUESTION
+        if min(cursor) > 0 and cursor[::-1] not in self._places:
+            self._note_place(cursor[1], cursor[0], number)
+            return QUESTION
         # Never the first row or column: a terminal that always answers the same answers that.
         x, y = 1 + number % (width - 1), 1 + number // (width - 1) % (height - 1)
+        self._note_place(x, y, number)
+        return f"\x1b[{y + 1};{x + 1}H{QUESTION}"
+
+    def _note_place(self, x: int, y: int, number: int) -> None:
         self._places[x, y] = number
         if len(self._places) > 64:
             self._places.pop(next(iter(self._places)))
-        return f"\x1b[{y + 1};{x + 1}H{QUESTION}"
 
     def on_cursor_position(self, event: events.CursorPosition) -> None:
         """Take the terminal's answer: it has read all before the question."""

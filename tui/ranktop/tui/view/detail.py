@@ -82,7 +82,7 @@ def _filled(lines: list[Line], width: int, height: int) -> list[Line]:
 def _identity(row: Shown, options: Options, width: int) -> Line:
     view, dot = row.view, f" {options.glyphs.dot} "
     title = moment_title(options, row.moment)
-    step = _table_step(view)
+    step = _older_step(view)
     right = f" {title}, step {count(step)} " if step is not None and row.moment != "now" else f" {title} "
     facts = [f"rank {view.rank}"]
     card = view.card
@@ -104,8 +104,10 @@ def _identity(row: Shown, options: Options, width: int) -> Line:
     return beside(left, ((right, "panel"),), width, "panel")
 
 
-def _table_step(view: RankView) -> int | None:
-    return None if view.sample is None or view.sample.table is None else view.sample.table.step
+def _older_step(view: RankView) -> int | None:
+    """Return the step that the table is of, when it is not the one that finished last."""
+    sample = view.sample
+    return None if sample is None or sample.table is None or sample.table.step == sample.step else sample.table.step
 
 
 def memory_block(row: Shown, snapshot: Snapshot, frame: Table, options: Options) -> list[Line]:

@@ -35,6 +35,10 @@ from ranktop.wire.schema import Card
 PHASES: Final = ("data", "forward", "backward", "optimizer")
 PHASE_BAR: Final = 10
 MIN_SPARK: Final = 8
+SLOW: Final = 2.0
+"""Seconds of a step from which on it is told in which phase a rank is: of a shorter one, any of them at random."""
+LATE: Final = 2.0
+"""Times that a step's own length has to pass, besides, before a short one is told as well."""
 HANGING: Final = 32
 """Cells from which on the names of rules have a column of their own."""
 
@@ -59,7 +63,7 @@ def _phases(view: RankView, width: int, glyphs: Glyphs) -> list[Line]:
     bar_cells = PHASE_BAR if history >= MIN_SPARK else max(0, width - 18)
     history = history if history >= MIN_SPARK else 0
     first: list[Span] = [("step ", "label"), (count(sample.step), "bold"), (f"  {seconds(last.seconds)} s  ", "number")]
-    said = doing(view)
+    said = _doing_now(view, last)
     if said and view.end is None and length(first) + len(said) <= width:
         first.append((said, "dim"))
     lines = [pad(first, width)]
@@ -75,6 +79,14 @@ def _phases(view: RankView, width: int, glyphs: Glyphs) -> list[Line]:
     if last.micro_batches > 1:
         lines.append(pad([(f"{last.micro_batches} micro-batches a step", "dim")], width))
     return lines + block(view, width, glyphs)
+
+
+def _doing_now(view: RankView, last: StepTimes) -> str:
+    """Return what the training thread is in; nothing while steps follow each other faster than that could be read."""
+    sample = view.sample
+    if sample is None or sample.activity or last.seconds is None or last.seconds >= SLOW:
+        return doing(view)
+    return doing(view) if (sample.step_age or 0.0) > LATE * last.seconds + SLOW else ""
 
 
 def _top(steps: Iterable[StepTimes], name: str) -> float:

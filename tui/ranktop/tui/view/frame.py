@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ranktop.tui.session.findings.scene import Key
 from ranktop.tui.session.progress import of_job
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.detail import TABLE_WIDTH, detail
 from ranktop.tui.view.findings import serious, strip, told_whole, with_notes
+from ranktop.tui.view.gauges import Gauges
 from ranktop.tui.view.header import footer, header, legend, news, position
 from ranktop.tui.view.layout import Heights, heights, scrolled
 from ranktop.tui.view.options import Options
 from ranktop.tui.view.progress import line as progress_line
 from ranktop.tui.view.rows import Table, heading, left_line, right_line, table
+from ranktop.tui.view.scale import Shown
 from ranktop.tui.view.text import Line, cut, in_ascii, pad
 
 
@@ -61,9 +64,7 @@ def frame(snapshot: Snapshot, link: Link, options: Options, size: tuple[int, int
     told = told_whole(told_lines, snapshot.findings)
     foot = footer(options, notice or news(snapshot, link, options, now), place, width)
     ready = in_ascii if options.glyphs.ascii else _as_it_is
-    panel = [
-        cut(ready(line), min(width, TABLE_WIDTH)) for line in detail(snapshot, rows, options, width, share.detail, told)
-    ]
+    panel = _panel(snapshot, rows, options, (width, share.detail), told)
     return Frame(
         table=rows,
         heights=share,
@@ -78,6 +79,43 @@ def frame(snapshot: Snapshot, link: Link, options: Options, size: tuple[int, int
         side=tuple(right for _, right in panel),
         footer=ready(with_notes(foot, snapshot, options.glyphs, width)),
     )
+
+
+def _panel(
+    snapshot: Snapshot, rows: Table, options: Options, size: tuple[int, int], told: frozenset[Key]
+) -> list[tuple[Line, Line]]:
+    """Return the detail panel's lines, each in two parts; those of the last picture while only numbers can be new.
+
+    Nobody reads forty numbers a second. They stand for ``options.hold`` seconds, and only while all of them are fresh:
+    what is said to be old, and what happened, is drawn at once.
+    """
+    at = rows.index(options.selected)
+    row = rows.rows[at] if at is not None else None
+    key = _panel_key(snapshot, row, rows, options, size, told)
+    kept = options.panel
+    if kept is not None and key is not None and kept[0] == key and 0 <= snapshot.now - kept[1] < options.hold:
+        return kept[2]
+    ready = in_ascii if options.glyphs.ascii else _as_it_is
+    left = min(size[0], TABLE_WIDTH)
+    lines = [cut(ready(line), left) for line in detail(snapshot, rows, options, *size, told)]
+    options.panel = (key, snapshot.now, lines)
+    return lines
+
+
+def _panel_key(
+    snapshot: Snapshot, row: Shown | None, rows: Table, options: Options, size: tuple[int, int], told: frozenset[Key]
+) -> object | None:
+    """Return what the panel depends on besides numbers; None while some of it has an age to be told, or none at all."""
+    view = row.view if row is not None else None
+    gauges = Gauges.of(view) if view is not None else None
+    if view is None or gauges is None or view.stale or view.state != "ok" or snapshot.behind or not gauges.fresh:
+        return None
+    found = [(one.key, one.severity) for one in snapshot.findings if view.rank in one.ranks]
+    return (
+        view.rank, view.restart, view.card, view.budget is None, view.marks, view.box is None, view.former is None,
+        snapshot.state, snapshot.step == 0, rows.scale, rows.budgeted, size, told, found, options.moment, options.page,
+        options.frozen_at, options.letters, options.glyphs, row.moment if row is not None else None,
+    )  # fmt: skip
 
 
 def _as_it_is(line: Line) -> Line:

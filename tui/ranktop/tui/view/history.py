@@ -13,8 +13,9 @@ from ranktop.tui.view.rows import Table
 from ranktop.tui.view.scale import Shown
 from ranktop.tui.view.text import Line, Span, pad, whole
 
+SHORTEST: Final = 180.0
 LONGEST: Final = 1800.0
-"""Seconds that a chart covers at most; it begins with a minute and grows by minutes."""
+"""Seconds that a chart covers at least, and at most; it grows by minutes. Shorter ones would move at every drawing."""
 CHART_CELLS: Final = 34
 """Narrowest chart that is worth drawing."""
 MIN_ROWS: Final = 8
@@ -59,7 +60,7 @@ def _draw(
     down = max(1, min(height // MIN_ROWS, -(-(len(known) + 1) // across)))
     size = ((width - 1) // across - 2, min(MAX_ROWS, height // down))
     times = ring.column("t")
-    span = min(LONGEST, 60.0 * max(1, math.ceil((snapshot.now - times[0]) / 60.0)))
+    span = min(LONGEST, max(SHORTEST, 60.0 * math.ceil((snapshot.now - times[0]) / 60.0)))
     charts = [_memory(row, ring, snapshot, frame, options, span, *size)]
     charts += [_line(name, ring, snapshot, options, span, size) for name in known[: across * down - 1]]
     lines: list[Line] = []

@@ -63,6 +63,11 @@ class Options:
     charts: tuple[Ring, object, list[Line]] | None = None
     """History on the screen: what it was drawn from, what else it depends on, its lines."""
 
+    panel: tuple[object, float, list[tuple[Line, Line]]] | None = None
+    """Detail panel on the screen: what it depends on besides its numbers, when it was drawn, its lines in two parts."""
+    hold: float = 0.0
+    """Seconds for which the panel's numbers may stand; 0: draw them anew with this picture."""
+
     def cycle(self, field: str, choices: tuple[str, ...], by: int = 1) -> str:
         """Move a field to its next choice and return it."""
         at = choices.index(getattr(self, field))

@@ -41,8 +41,8 @@ class Keeper:
         self._asked: float | None = None
         self._first = 0.0
         """When they were first asked."""
-        self._state = ""
-        """The job's, when the rules were last asked."""
+        self._state: tuple[str, int] = ("", 0)
+        """The job's, and how many ranks had ended, when the rules were last asked."""
         self._since: dict[Key, tuple[float | None, int | None]] = {}
         self._found: tuple[Finding, ...] = ()
         self.memory: dict[str, Any] = {}
@@ -51,13 +51,15 @@ class Keeper:
     def of(self, snapshot: Snapshot) -> tuple[Finding, ...]:
         """Return the findings, the gravest and then the oldest first; those of the last look until one is due.
 
-        One is due at once when the job has come to a stand, or goes on: what a rule says of it is part of its state.
+        One is due at once when the job has come to a stand, or goes on, or a rank has ended: what a rule says of it is
+        part of its state.
         """
-        every = self._every * max(1.0, len(snapshot.ranks) / MANY_RANKS)
+        state = snapshot.state, sum(view.end is not None for view in snapshot.ranks)
+        every = self._every and max(self._every, len(snapshot.ranks) / MANY_RANKS)
         due = self._asked is None or snapshot.now - self._asked >= every or snapshot.now < self._asked
-        if due or snapshot.state != self._state:
+        if due or state != self._state:
             self._first = snapshot.now if self._asked is None else self._first
-            self._asked, self._state = snapshot.now, snapshot.state
+            self._asked, self._state = snapshot.now, state
             self._found = self._look(snapshot)
         return self._found
 
