@@ -17,6 +17,7 @@ from textual.timer import Timer
 from ranktop.tui import keymap
 from ranktop.tui.config import given
 from ranktop.tui.exit import end_on_signals, guarded
+from ranktop.tui.garbage import collect_seldom
 from ranktop.tui.keys import KEYS, REPLAY_KEYS
 from ranktop.tui.pacing import pace
 from ranktop.tui.replay.theatre import Theatre
@@ -138,6 +139,7 @@ class RanktopApp(PacedApp):
         if self.screen_stack and isinstance(self.screen, LiveScreen):  # none, while the program ends
             self.screen.tick()
         few = 0 < len(self.session.ranks) <= FEW_RANKS
+        collect_seldom(len(self.session.ranks))
         self._look_every(self.pacer.interval / BEATS if few else DRAIN_EVERY)
 
     def _look_every(self, seconds: float) -> None:
@@ -296,12 +298,6 @@ def _textual_theme(name: str, dark: bool) -> Theme:
     )  # fmt: skip
 
 
-def _collect_seldom() -> None:
-    """Look for garbage in cycles less often: messages come and go by the thousand, and none is part of a cycle."""
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
-
-
 def run(
     source: Source | None,
     *,
@@ -319,7 +315,8 @@ def run(
     """
     if player is None and kind_of().plain:
         return look_once(source, find, connect, os.environ.get("TERM", ""))
-    _collect_seldom()
+    gc.freeze()
+    collect_seldom()
     theme, ascii = given("dashboard.theme", theme), given("dashboard.ascii", ascii)
     theme, ascii = None if theme == "auto" else theme, None if ascii == "auto" else ascii
     try:

@@ -20,6 +20,7 @@ _Key = tuple[str, int, int, int, int, bool, str | None]
 _cache: dict[_Key, tuple[Inventory, Plan, Budget]] = {}
 _budgets: dict[tuple[object, ...], Budget] = {}
 """The same budgets by what they depend on (``alike``)."""
+_steady: dict[int, tuple[Budget, dict[str, Amount]]] = {}
 _bounds: dict[int, tuple[Budget, dict[str, Bounds]]] = {}
 """By the budget's ``id``: what of it is compared, worked out once for all ranks that share it."""
 
@@ -148,6 +149,15 @@ def peak_moment(table: Table | None) -> str | None:
 
 def steady(budget: Budget) -> dict[str, Amount]:
     """Return the amounts that are the same at every moment: what can be expected whenever one looks."""
+    kept = _steady.get(id(budget))
+    if kept is None or kept[0] is not budget:
+        if len(_steady) >= _CACHE_LIMIT:
+            _steady.clear()
+        kept = _steady[id(budget)] = (budget, _work_out_steady(budget))
+    return kept[1]
+
+
+def _work_out_steady(budget: Budget) -> dict[str, Amount]:
     tables = [budget.at(moment) for moment in MOMENTS if budget.at(moment)]
     if not tables:
         return {}

@@ -98,6 +98,19 @@ class Looks(Sequence[Look]):
         for end in range(len(numbers), len(numbers) - len(self) * width, -width):
             yield self._look(numbers[end - width : end])
 
+    def between(self, first: int, last: int) -> list[tuple[int, tuple[int | None, ...]]]:
+        """Return (slot, positions) of the looks in slots from ``first`` to ``last``, oldest first."""
+        width = self._width
+        count = min(len(self), max(0, self.slot - first + 1))
+        part = self._numbers[len(self._numbers) - count * width :]
+        if _UNKNOWN in part or _ABSENT in part:
+            known = [(look.slot, look.positions) for at in range(0, len(part), width)
+                     for look in (self._look(part[at : at + width]),)]  # fmt: skip
+        else:
+            columns = [part[at::width] for at in range(width)]
+            known = list(zip(columns[0], zip(*columns[1:], strict=True), strict=True))
+        return [one for one in known if first <= one[0] <= last]
+
     def _rows(self) -> Iterator[array[int]]:
         numbers, width = self._numbers, self._width
         for begin in range(len(numbers) - len(self) * width, len(numbers), width):

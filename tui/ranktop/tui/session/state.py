@@ -291,7 +291,11 @@ class Session:
 
     def state(self) -> str:
         """Return ``starting``, ``running``, ``stalled`` or ``ended``, as the steps alone tell it."""
-        age, now = self.step_age(), self._present()
+        return self._state_at(self.step_age())
+
+    def _state_at(self, age: float | None) -> str:
+        """Return the state when that was the seconds since any rank last finished a step."""
+        now = self._present()
         over = all(self._in_words(state, now) in _OVER for state in self.ranks.values())
         if over and any(state.end is not None for state in self.ranks.values()):
             if not self._expects_another():
@@ -331,15 +335,16 @@ class Session:
         views = [self._view(rank, copy_history, present) for rank in known]
         if self._places is None:
             self._places = places(views)
+        age = self.step_age()
         snapshot = Snapshot(
             now=self.clock(),
             job=self.job,
-            state=self.state(),
+            state=self._state_at(age),
             ranks=tuple(views),
             marks=tuple(self.marks),
-            step=max((view.sample.step for view in views if view.sample), default=0),
+            step=max([view.sample.step for view in views if view.sample], default=0),
             step_seconds=self._usual_step(),
-            step_age=self.step_age(),
+            step_age=age,
             nodes=self.nodes.views,
             places=self._places,
             behind=self.behind(),

@@ -11,6 +11,7 @@ from ranktop.tui.session.rank_view import RankView
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.scale import Scale
 from ranktop.tui.view.text import plain
+from ranktop.wire.schema import Card
 
 MIN_BAR: Final = 20
 """Cells that the bar always keeps."""
@@ -64,9 +65,16 @@ class Columns:
 
 def device_name(view: RankView) -> str:
     """Return the device as torch calls it, ``cuda:3`` or ``host``; of a MIG instance with its number."""
-    card = view.card
-    if card is None:
-        return ""
+    return device_of(view.card) if view.card is not None else ""
+
+
+def _device_key(card: Card) -> tuple[object, ...]:
+    device = card.device
+    return device.kind, device.torch_index, device.mig
+
+
+def device_of(card: Card) -> str:
+    """Return the device of a card as torch calls it."""
     device = card.device
     if device.kind != "cuda":
         return plain(device.kind)
@@ -84,7 +92,9 @@ def choose(snapshot: Snapshot, scale: Scale, width: int) -> Columns:
     node = Column("node", "node", min(16, max(4, *(cell_len(plain(name)) for name in (*nodes, "")))), 40, "<")
     if len(nodes) > 1:
         node = Column("node", "node", node.width, 75, "<")
-    names = (device_name(view) for view in snapshot.ranks)
+    # Of a thousand ranks only the first of each kind is asked for its name.
+    kinds = {_device_key(card): card for card in cards}
+    names = [device_of(card) for card in kinds.values()]
     device = Column("device", "device", min(13, max(7, *(cell_len(name) for name in (*names, "")))), 35, "<")
     candidates = [node, device, *RIGHT]
     if len(totals) <= 1 and scale.zoom == "device":

@@ -67,9 +67,13 @@ def table(snapshot: Snapshot, options: Options, width: int) -> Table:
     options.held = (scale.zoom, scale.bytes)
     found = by_rank(snapshot.findings)
     grave = {rank for finding in snapshot.findings if finding.severity != "info" for rank in finding.ranks}
-    rows = [row for row in everyone if _passes(row.view, found.get(row.view.rank), grave, options)]
+    rows = everyone
+    if options.filter.strip():
+        rows = [row for row in everyone if _passes(row.view, found.get(row.view.rank), grave, options)]
     rows = _ordered(rows, options, scale)
-    known = {name for row in everyone for name, amount in row.amounts.items() if amount.bytes is not None}
+    # Of a thousand ranks most share their budgets.
+    tables = {id(row.amounts): row.amounts for row in everyone}
+    known = {name for table in tables.values() for name, amount in table.items() if amount.bytes is not None}
     budgeted = tuple(name for name in CATEGORIES if name in known)
     return Table(
         rows=tuple(rows),
@@ -83,8 +87,6 @@ def table(snapshot: Snapshot, options: Options, width: int) -> Table:
 
 def _passes(view: RankView, finding: Finding | None, grave: Container[int], options: Options) -> bool:
     wanted = options.filter.strip().lower()
-    if not wanted:
-        return True
     if wanted.isdigit():
         return view.rank == int(wanted)
     card = view.card

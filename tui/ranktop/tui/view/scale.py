@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Final
 
 from ranktop.budget.terms import CATEGORIES, Amount, Memory
@@ -14,6 +15,7 @@ from ranktop.tui.view.bar import DRAWN
 from ranktop.tui.view.text import Unit, unit_for, whole
 
 PROCESS: Final = tuple(name for name in DRAWN if name != "other")
+_OF_THE_PROCESS: Final = attrgetter(*PROCESS)
 
 SMALL: Final = 0.05
 """Below this share of the full bar everything would be a sliver: the scale zooms in by itself."""
@@ -65,7 +67,8 @@ class Shown:
     @property
     def process(self) -> int | None:
         """Bytes of the rank's own process, as far as they are known."""
-        return _sum(self.memory, PROCESS)
+        known = [size for size in _OF_THE_PROCESS(self.memory) if size is not None]
+        return sum(known) if known else None
 
     def used(self, zoom: str) -> int | None:
         """Return what the number beside the bar says: what the bar of that scale is full of."""
@@ -75,11 +78,6 @@ class Shown:
             return self.process
         used = self.memory.used()
         return self.process if used is None else used
-
-
-def _sum(memory: Memory, names: Iterable[str]) -> int | None:
-    known = [value for name in names if (value := getattr(memory, name)) is not None]
-    return sum(known) if known else None
 
 
 def shown(view: RankView, moment: str) -> Shown:

@@ -14,12 +14,12 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Final, NamedTuple
 
 from ranktop.tui.session.findings.pace import Paced, median
 from ranktop.tui.session.findings.pace import of as paces
 from ranktop.tui.session.findings.scene import Scene
+from ranktop.tui.session.looks import Looks
 from ranktop.tui.session.rank_view import RankView
 from ranktop.wire.look_times import time_of
 from ranktop.wire.schema import LOOK_SECONDS, Look
@@ -195,19 +195,19 @@ def _of_group(positions: tuple[int | None, ...], index: int) -> int | None:
 
 def _new(places: Sequence[Place], first: int, last: int) -> Iterable[tuple[int, tuple[tuple[int | None, ...], ...]]]:
     """Return (slot, positions of all members in it) from one slot to another, where all members looked."""
-    tails: list[list[Look]] = []
-    for _, looks, _ in places:
-        # From the newest back: an end of a deque is near, its middle is not.
-        newest = islice(reversed(looks), max(0, looks[-1].slot - first + 1))
-        tail = [look for look in newest if first <= look.slot <= last]
-        tail.reverse()
-        tails.append(tail)
-    slots = [look.slot for look in tails[0]]
+    tails = [_between(looks, first, last) for _, looks, _ in places]
+    slots = [slot for slot, _ in tails[0]]
     if all(len(tail) == len(slots) for tail in tails) and len(slots) == last - first + 1:
-        return zip(slots, zip(*[[look.positions for look in tail] for tail in tails], strict=True), strict=True)
-    seen = [{look.slot: look.positions for look in tail} for tail in tails]
+        return zip(slots, zip(*[[positions for _, positions in tail] for tail in tails], strict=True), strict=True)
+    seen = [dict(tail) for tail in tails]
     common = sorted(set(seen[0]).intersection(*seen[1:]))
     return [(slot, tuple(one[slot] for one in seen)) for slot in common]
+
+
+def _between(looks: Sequence[Look], first: int, last: int) -> list[tuple[int, tuple[int | None, ...]]]:
+    if isinstance(looks, Looks):
+        return looks.between(first, last)
+    return [(look.slot, look.positions) for look in looks if first <= look.slot <= last]
 
 
 def _stop(rows: Sequence[_Row], step: float) -> tuple[int, int] | None:

@@ -49,6 +49,9 @@ STILL: Final = 0.25
 """Share of a long growth's slope that the last steps must go on with."""
 AGAIN: Final = 2
 """Points of the history at which as much was kept before, from which on it is known to come down again."""
+MANY: Final = 256
+TURNS: Final = 4
+"""Looks in which each rank of a group of more than ``MANY`` comes to its turn."""
 FEW_BYTES: Final = 64 * KIB
 """Growth of the footprints without which a long history is not looked through."""
 
@@ -64,7 +67,8 @@ class Growing:
 
 def growth(scene: Scene) -> Iterator[Finding]:
     """Yield a finding for each rank that grows, or one for all of a group of which most do."""
-    found = [(group, [one for view in group.members if (one := _growing(scene, view))]) for group in scene.groups]
+    turn = scene.memory["growth"] = scene.memory.get("growth", -1) + 1
+    found = [(group, _grown(scene, group, turn)) for group in scene.groups]
     rates: dict[str, float] = {}
     for _, grown in found:
         for one in grown:
@@ -78,6 +82,17 @@ def growth(scene: Scene) -> Iterator[Finding]:
             )
         else:
             yield from (_finding(group, [one], rates, scene.limits, (one.view.rank,)) for one in grown)
+
+
+def _grown(scene: Scene, group: Group, turn: int) -> list[Growing]:
+    """Return the ranks that grow. Of many, after a first look at all, some are looked at in turn while none does."""
+    some = group.members
+    if turn and len(some) > MANY and not any(rule == "growth" for rule, _, _ in scene.standing):
+        some = some[turn % TURNS :: TURNS]
+    found = [one for view in some if (one := _growing(scene, view))]
+    if not found or some is group.members:
+        return found
+    return [one for view in group.members if (one := _growing(scene, view))]
 
 
 def _growing(scene: Scene, view: RankView) -> Growing | None:
