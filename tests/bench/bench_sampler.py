@@ -24,10 +24,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from allocator_statistics import native_values, torch_2_13
 from bench.measured import heading, spread
 from nvml_stub.build import NvmlStub, build_library, compiler, device, device_uuid
 
@@ -69,12 +71,30 @@ def own_threads() -> dict[int, str]:
     return found
 
 
-def train(tensors: int, warm_up: float) -> None:
+def count_as_cuda() -> None:
+    """Give the agent the numbers of a CUDA allocator, as torch returns them, in the place of malloc's."""
+    from ranktop.agent import attaching
+    from ranktop.probes import cuda_allocator
+
+    stats = torch_2_13(**native_values())
+    cuda = SimpleNamespace(get_allocator_backend=lambda: "native", device_count=lambda: 1, memory_snapshot=list)
+    torch = SimpleNamespace(cuda=cuda, _C=SimpleNamespace(_cuda_memoryStats=lambda index: stats))
+    cuda_allocator._initialized_torch = lambda: torch
+    agent = attaching._agent
+    assert agent is not None
+    assert agent.watch is not None
+    agent.watch.allocator = cuda_allocator.CudaAllocator(0)
+
+
+def train(kind: str, tensors: int, warm_up: float) -> None:
     """Train with the agent attached until standard input ends; says who the agent's threads are once it is warm."""
     from ranktop.agent import attach
 
     model, optimizer, step = make(tensors)
     attach(model, optimizer)
+    if kind == "nvml":
+        step()
+        count_as_cuda()
     waiter = threading.Thread(target=sys.stdin.read, daemon=True)
     waiter.start()
     until = time.monotonic() + warm_up
@@ -188,7 +208,7 @@ def measure(tensors: int, seconds: int, kind: str, tree: str) -> tuple[list[Wind
             stub.devices(device(0))
             environment.update(stub.environment(), RANKTOP_DEVICE=f"nvml:{device_uuid(0)}")
         with subprocess.Popen(
-            call("--train", tensors), env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            call("--train", kind, tensors), env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as child:
             assert child.stdin is not None
             assert child.stdout is not None
@@ -267,7 +287,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--train"]:
-        train(int(sys.argv[2]), 4.0)
+        train(sys.argv[2], int(sys.argv[3]), 4.0)
     elif sys.argv[1:2] == ["--loop"]:
         loop(int(sys.argv[2]), int(sys.argv[3]))
     else:
