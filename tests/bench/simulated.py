@@ -42,7 +42,7 @@ from ranktop.probes.reading import (
     StepTimes,
 )
 from ranktop.wire.endpoints import job_directory, read_job_file
-from ranktop.wire.schema import Card, Cost, Device, Job, Sample, Table
+from ranktop.wire.schema import LOOK_SECONDS, Card, Cost, Device, Job, Look, Sample, Table
 
 STEP_SECONDS = 0.9
 """Shorter than an interval, so that every sample brings a new step: the case in which most changes."""
@@ -125,7 +125,7 @@ class SimulatedJob:
         largest = int(spec.activations * (1 + 0.004 * wobble(rank, last)))
         share = 0.02 + phase / 0.35 if phase < 0.35 else max(0.04, 1.0 - (phase - 0.35) / 0.55)
         moments = {name: self._memory(spec, part, largest) for name, part in SHARES.items()}
-        position = 226 * step + int(226 * phase)
+        position = self._position(elapsed)
         return Sample(
             rank=rank, uptime=uptime, now=self._memory(spec, min(1.0, share), largest),
             device=self.device(rank, elapsed), step=step,
@@ -135,8 +135,20 @@ class SimulatedJob:
             inactive_split=96 * MIB, retries=0, ooms=0,
             phase="forward" if phase < 0.35 else "backward" if phase < 0.92 else "optimizer",
             collectives=Collectives((GroupPosition("0", "default", self.ranks, position, position - 1),)),
-            cost=Cost(cpu_s=0.0004, hook_s=0.0002),
+            cost=Cost(cpu_s=0.0004, hook_s=0.0002), looks=self._looks(elapsed, before, uptime), starved=0.0,
         )  # fmt: skip
+
+    def _position(self, elapsed: float) -> int:
+        """Return how many collectives every rank has enqueued by then: they work in lockstep."""
+        step, phase = divmod(elapsed / STEP_SECONDS, 1.0)
+        return 226 * (self.fake.first_step + int(step)) + int(226 * phase)
+
+    def _looks(self, elapsed: float, before: float, uptime: float) -> tuple[Look, ...]:
+        """Return the looks since the sample before; ``uptime`` is the machine's monotonic clock."""
+        first, last = (int((uptime - ago) / LOOK_SECONDS) for ago in (elapsed - before, 0.0))
+        return tuple(
+            Look(slot, (self._position(elapsed - uptime + slot * LOOK_SECONDS),)) for slot in range(first + 1, last + 1)
+        )
 
     def _times(self, rank: int, step: int) -> StepTimes:
         seconds = STEP_SECONDS * (1 + 0.03 * wobble(rank, step))
