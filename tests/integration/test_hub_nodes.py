@@ -10,7 +10,7 @@ import pytest
 from hub_cluster import Cluster, Node, Watcher, cluster
 
 from ranktop.agent import hub_gathering
-from ranktop.agent.hub_gather import ASK_WAIT, LOST_AFTER
+from ranktop.agent.hub_gather import ASK_WAIT, LOST_AFTER, Gather
 from ranktop.agent.hub_ranks import Rank
 from ranktop.agent.hub_state import HubState
 from ranktop.wire.codec import decode_body, decode_header
@@ -420,3 +420,19 @@ def check_history(node: Node) -> None:
         times = [point.t for point in rank.history.points(node.hub._clock())]
         assert times
         assert all(later - earlier > 0.5 for earlier, later in pairwise(times))
+
+
+def test_a_node_that_has_nothing_to_say_is_not_looked_at(lab: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    take, looks = Gather.take, []
+
+    def counted(self: Gather, now: float) -> bool:
+        found = take(self, now)
+        looks.append(found)
+        return found
+
+    monkeypatch.setattr(Gather, "take", counted)
+    nodes = three(lab)
+    viewer = watched(lab, nodes[0])
+    lab.until(lambda: has(viewer, range(3), RANKS))
+    assert looks
+    assert all(looks)

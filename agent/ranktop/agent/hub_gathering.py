@@ -123,8 +123,9 @@ class Gathering:
                 link.stop(now, "not followed while nobody watches here")
         until = time.perf_counter() + _SLICE
         for link in list(self._links):
-            if link.socket in ready or link.due(now):
-                self._serve(link, now, until)
+            heard = link.socket in ready and time.perf_counter() < until
+            if heard or link.due(now):
+                self._serve(link, now, heard)
         if len(self._links) > 1:
             # Whoever came last in this turn comes first in the next.
             self._links.append(self._links.pop(0))
@@ -133,11 +134,11 @@ class Gathering:
         if self._changed and now - self._told_at >= _TELL_EVERY:
             self._tell(now)
 
-    def _serve(self, link: Gather, now: float, until: float) -> None:
-        """Let one link do what is due; a failure costs that link only."""
+    def _serve(self, link: Gather, now: float, heard: bool) -> None:
+        """Let one link do what is due, and read if something was heard; a failure costs that link only."""
         try:
             # One answer, for one question is open: what a hub sends unasked wakes this one again.
-            if time.perf_counter() < until:
+            if heard:
                 link.take(now)
             link.tend(self._context, now, _spacing(len(self._links)))
         except Exception:
