@@ -47,8 +47,9 @@ FEW_RANKS = 256
 BEATS = 2
 """Looks from one picture to the next for jobs of at most ``FEW_RANKS`` ranks: each wake-up costs."""
 
-ASK_EVERY = 2.0
-"""Seconds between two times that the rules are asked, unless something happened: they look back over many."""
+ASK_EVERY = 1.8
+"""Seconds between two times that the rules are asked, unless something happened: every other picture, for they look
+back over many."""
 
 Find = Callable[[], "Found"]
 Connect = Callable[["JobEntry"], Source]
@@ -87,7 +88,7 @@ class RanktopApp(PacedApp):
         if theme is None and self.console.color_system == "standard":
             self.palette = in_sixteen(self.palette)
         self.clock = clock
-        self.live = Session(clock, budget_slice=0.03, findings_every=1.0, keep_views=True)
+        self.live = Session(clock, budget_slice=0.03, findings_every=ASK_EVERY, keep_views=True)
         """The job that is watched; ``session`` is what is shown."""
         self.replay = Theatre(self)
         self.source = source

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from os.path import commonprefix
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -15,9 +16,6 @@ from ranktop.tui.theme import DARK, Palette, base, resolve
 from ranktop.tui.view.text import Line, Span, length
 
 _CACHE_LIMIT = 2048
-
-GAP = 8
-"""Cells that are cheaper to send again than to jump over."""
 
 
 class Lines(Widget, can_focus=False):
@@ -54,8 +52,9 @@ class Lines(Widget, can_focus=False):
             before, after = _at(old, y), _at(new, y)
             if before != after:
                 changed += 1
-                stretches = changed_cells(before or (), after or ())
-                dirty += [Region(start, y, min(stop, width) - start, 1) for start, stop in stretches if start < width]
+                start, stop = changed_cells(before or (), after or ())
+                if start < width:
+                    dirty.append(Region(start, y, min(stop, width) - start, 1))
         if dirty:
             self.refresh(*dirty)
         return changed
@@ -93,32 +92,36 @@ def _at(lines: tuple[Line, ...], y: int) -> Line | None:
     return lines[y] if y < len(lines) else None
 
 
-def changed_cells(old: Line, new: Line) -> list[tuple[int, int]]:
-    """Return the (first, last + 1) cells of each stretch in which two lines differ.
+def changed_cells(old: Line, new: Line) -> tuple[int, int]:
+    """Return the first cell in which two lines differ, and the one behind the last.
 
-    Stretches less than ``GAP`` cells apart are one. Everything, when the lines are not equally wide or hold
-    characters that do not take exactly one cell.
+    What is equal between them is left out later, by the terminal's canvas. Everything, when the lines are not equally
+    wide or hold characters that do not take exactly one cell.
     """
-    before, after = _cells(old), _cells(new)
-    if before is None or after is None or len(before) != len(after):
-        return [(0, max(length(old), length(new)))]
-    stretches: list[tuple[int, int]] = []
-    for at, (one, other) in enumerate(zip(before, after, strict=True)):
-        if one != other:
-            if stretches and at - stretches[-1][1] < GAP:
-                stretches[-1] = (stretches[-1][0], at + 1)
-            else:
-                stretches.append((at, at + 1))
-    return stretches
+    before, after = _width(old), _width(new)
+    if before is None or before != after:
+        return 0, max(length(old), length(new))
+    first = _alike(old, new)
+    backwards = ([(text[::-1], style) for text, style in reversed(line)] for line in (old, new))
+    return first, before - min(before - first, _alike(*backwards))
 
 
-def _cells(line: Line) -> list[Span] | None:
-    cells: list[Span] = []
-    for text, style in line:
-        if not (text.isascii() or _single(text)):
-            return None
-        cells += [(character, style) for character in text]
+def _alike(one: Iterable[Span], other: Iterable[Span]) -> int:
+    """Return how many cells two lines have in common from their beginning on."""
+    cells = 0
+    for (text, style), (another, its) in zip(one, other, strict=False):
+        if style != its:
+            break
+        if text != another:
+            cells += len(commonprefix((text, another)))
+            break
+        cells += len(text)
     return cells
+
+
+def _width(line: Line) -> int | None:
+    """Return the characters of a line, None when one of them does not take exactly one cell."""
+    return sum(len(text) for text, _ in line) if all(text.isascii() or _single(text) for text, _ in line) else None
 
 
 @lru_cache(maxsize=4096)
