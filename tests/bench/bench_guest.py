@@ -233,13 +233,12 @@ def memory(rounds: int, seconds: float, before: str) -> None:
     for _ in range(rounds):
         for mode, tree in ways:
             with place(tree) as (folder, environment), launch(folder, environment, mode, "stay", seconds) as child:
-                assert child.stdin is not None
                 assert child.stdout is not None
                 for word in ("here", "ready"):
                     assert child.stdout.readline().strip() == word
                 found[mode, tree].append(memory_of(child.pid))
                 hubs += [memory_of(read_job_file(job.directory).hub_pid) for job in find_jobs().jobs]
-                child.stdin.close()
+                child.communicate()
     print(
         f"\n{'memory, MiB':<26}"
         + "".join(f"{name:>24}" for name in ("RSS", "PSS", "of its own only"))
@@ -286,7 +285,7 @@ def gil(holds: list[float]) -> None:
         with contextlib.closing(Listener()) as seen:
             for seconds in holds:
                 held = json.loads(child.stdout.readline())
-                time.sleep(max(0.0, held["at"] + seconds - min(2.5, 0.9 * seconds) - time.monotonic()))
+                time.sleep(max(0.0, held["at"] + seconds - min(2.5, 0.5 + 0.4 * seconds) - time.monotonic()))
                 last, begun = seen.samples[-1][0], time.monotonic()
                 job = asked()
                 told = f"({begun - last:.1f} .. {time.monotonic() - last:.1f})"
@@ -296,7 +295,9 @@ def gil(holds: list[float]) -> None:
             made = json.loads(child.stdout.readline())["steps"]
             time.sleep(1.5)
             sample = seen.samples[-1][1]
-            print(f"steps: {made} made, {sample.step} counted; messages dropped: {sample.cost.dropped}")
+            print(
+                f"steps: {made} made, {sample.step} counted (the last one when the next begins); messages dropped: {sample.cost.dropped}"
+            )
         child.kill()
 
 

@@ -162,17 +162,21 @@ class Sampler(threading.Thread):
         """Say what there is beside samples, and hear the hub."""
         said: list[Said] = []
         try:
-            self._add_news(publisher, said)
+            self._add_news(said)
         finally:
-            publisher.pump(*said)
+            self._exchange(publisher, said)
 
-    def _add_news(self, publisher: Publisher, said: list[Said]) -> None:
-        """Add what carries between the hub and the thread that looks for the job's other hubs, and a stack if due."""
+    def _exchange(self, publisher: Publisher, said: list[Said]) -> None:
+        """Say it and hear the hub, whose door is for the thread that looks for the job's other hubs."""
+        publisher.pump(*said)
         if self.meeting is not None:
             self.meeting.answered(publisher.door)
-            doors = self.meeting.take()
-            if doors is not None:
-                said.append(doors)
+
+    def _add_news(self, said: list[Said]) -> None:
+        """Add what that thread has found, and where the training thread is when a step takes too long."""
+        doors = self.meeting.take() if self.meeting is not None else None
+        if doors is not None:
+            said.append(doors)
         stack = self._stalls.look(self.watch)
         if stack is not None:
             said.append(stack)
@@ -200,9 +204,9 @@ class Sampler(threading.Thread):
             if self.watch is not None:
                 self._device.choose(self.watch.device)
             self._add_sample(publisher.dropped, said)
-            self._add_news(publisher, said)
+            self._add_news(said)
         finally:
-            publisher.pump(*said)
+            self._exchange(publisher, said)
 
     def _add_sample(self, dropped: int, said: list[Said]) -> None:
         failure = self.failure
