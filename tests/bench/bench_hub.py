@@ -3,8 +3,8 @@
 Ranks with messages made beforehand publish through real publishers and sockets to a real hub that records, as jobs do;
 a viewer drains ten times a second, as the dashboard does, and checks that every rank's messages arrive without a gap.
 Then the viewer reads at once, which tells what the way itself takes. Lost to the hub is what a rank dropped or never
-had confirmed; a viewer on a machine that is too busy may fall behind what the hub still holds, and then misses some. Part
-``bytes`` counts at the sockets what one rank says in a second, ``memory`` what hubs grow to. Asserts nothing.
+had confirmed; a viewer on a machine that is too busy may fall behind what the hub still holds, and then misses some.
+Part ``bytes`` counts at the sockets what one rank says in a second, ``memory`` what hubs grow to. Asserts nothing.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ def measure(job: Running, interval: float, segments: int, seconds: float, note: 
     per_message = 1e4 * statistics.median(cpu) / rate
     print(
         f"{ranks:>5}{f'{1 / interval:g}':>4}{spread(cpu, '{:.1f}'):>21}{per_message:>6.0f}{resident:>6.0f}"
-        f"{descriptors:>6}{threads:>4}{watcher.samples:>8}{lost:>6}{missed:>8}{way(latencies):>15}{way(direct):>15}  {note}",
+        f"{descriptors:>6}{threads:>4}{watcher.samples:>8}{lost:>6}{missed:>8}{way(latencies):>15}{way(direct):>15}"
+        f"  {note}",
         flush=True,
     )
     return Result(ranks, interval, rate, statistics.median(cpu), resident)

@@ -23,7 +23,7 @@ from ranktop.agent.hub_peers import Peers
 from ranktop.agent.hub_presence import Presence
 from ranktop.agent.hub_recorder import record
 from ranktop.agent.hub_state import HubState, possible
-from ranktop.agent.hub_viewers import Viewers, read_asks, send, send_answers
+from ranktop.agent.hub_viewers import Viewers, read_asks, receive, send, send_answers
 from ranktop.agent.hub_zap import DOMAIN
 from ranktop.wire.codec import BadMessage, WireError, WrongVersion, decode_body, decode_header, encode_ack
 from ranktop.wire.endpoints import (
@@ -259,10 +259,10 @@ class HubServer:
     def _read_agents(self) -> None:
         acks: dict[bytes, Ack] = {}
         for _ in range(_AT_ONCE):
-            try:
-                address, *frames = self._agents.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            message = receive(self._agents)
+            if message is None:
                 break
+            address, *frames = message
             ack = self._take(frames)
             door = acks[address].door if address in acks else None
             acks[address] = ack if door is None or ack.door is not None else msgspec.structs.replace(ack, door=door)

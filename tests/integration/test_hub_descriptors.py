@@ -49,10 +49,15 @@ class Counted:
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
         self.reads = self.sends = 0
+        self._within = False
+        """Whether the frames of a message are being read."""
 
-    def recv_multipart(self, *how: Any) -> list[bytes]:
-        self.reads += 1
-        return self._socket.recv_multipart(*how)
+    def recv(self, *how: Any, **copied: Any) -> Any:
+        if not self._within:
+            self.reads += 1
+        frame = self._socket.recv(*how, **copied)
+        self._within = frame.more
+        return frame
 
     def send(self, *what: Any) -> None:
         self.sends += 1
