@@ -1,8 +1,17 @@
-"""What the agent costs a training job: run ``python tests/bench/bench_agent.py``.
+"""What the agent costs a training job: ``python tests/bench/bench_agent.py [--short] [part ...]``.
 
-Within one process, blocks of steps with the agent attached and detached alternate (on, off, off, on), and the medians
-of neighbouring blocks are compared, so that the machine's mood cancels out. Whole processes are compared the same way.
-Prints a table; asserts nothing.
+The same job (``bench_agent_jobs.py``) with nothing beside it, with ranktop, with TraceML and with torchtnt's timer
+(``bench_agent_tools.py`` says what is used of them). Parts:
+
+- ``plain``, ``ddp``, ``fsdp2``, ``zero3``: steps of about 1, 10 and 100 ms in one process, or in two ranks of torchrun.
+  Within each process blocks of steps with one tool after the other alternate, each group in a random order and
+  backwards (A B C C B A); the slow-down is a tool's two blocks over the two without any in the same group.
+- ``pairs``: more groups of a plain 10 ms step with ranktop alone.
+- ``processes``: whole processes, with and without ``-m ranktop.agent`` (A B B A): the training loop of each.
+- ``hooks``: the time between the begin and the end of the agent's hooks themselves, in loops of 10 ms steps.
+
+"off, again" is the job with nothing beside it once more, as one of the tools: what it shows is the machine's doing.
+Prints tables; asserts nothing.
 """
 
 from __future__ import annotations
@@ -14,143 +23,196 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
+from pathlib import Path
+from typing import Any, Final
 
-WARM_UP = 1.5
-"""Seconds of training after the agent has come or gone, before a block is measured."""
+import measured
+from bench_agent_jobs import KINDS
+from bench_agent_tools import AGAIN, OFF, RANKTOP, TORCHTNT, TRACEML, aggregator, installed
 
+HERE: Final = Path(__file__).parent
+TITLES: Final = {"plain": "plain", "ddp": "DDP", "fsdp2": "FSDP2", "zero3": "ZeRO-3"}
+ALL: Final = [OFF, AGAIN, RANKTOP, TRACEML, TORCHTNT]
+TENSORS: Final = {1.0: 8, 10.0: 8, 100.0: 100}
+"""Parameter tensors of the model by the step's milliseconds: under FSDP2 and ZeRO-3 each costs a step of its own."""
 
-def make(step_ms: float) -> tuple[object, object, object]:
-    """Return (model, optimizer, step) whose step takes about ``step_ms`` on one thread."""
-    import torch
-    from torch import nn
+BLOCK: Final = 1.0
+"""Seconds of a block: one sample, two steps that are followed."""
 
-    torch.set_num_threads(1)
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(10)])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    data = torch.randn(16, 64)
+WARM: Final = 0.3
 
-    def step() -> None:
-        model(data).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+LONGEST: Final = 150.0
+"""Seconds after which a worker is given up."""
 
-    for _ in range(20):
-        step()
-    began = time.perf_counter()
-    for _ in range(20):
-        step()
-    base = (time.perf_counter() - began) / 20
-    # Fill up with real work rather than with sleep: a sleeping thread would hide what the agent's thread takes.
-    filler = torch.randn(256, 256)
-    began = time.perf_counter()
-    for _ in range(20):
-        filler @ filler
-    unit = (time.perf_counter() - began) / 20
-    fills = max(0, round((step_ms / 1000 - base) / unit))
-
-    def full_step() -> None:
-        step()
-        for _ in range(fills):
-            filler @ filler
-
-    return model, optimizer, full_step
+PARTS: Final = (*KINDS, "pairs", "processes", "hooks")
 
 
-def alternate(step_ms: float, pairs: int, block: int) -> dict[str, float]:
-    """Return medians of block medians with and without the agent, and of their ratios."""
-    from ranktop.agent import attach, detach
-
-    model, optimizer, step = make(step_ms)
-    assert callable(step)
-
-    def measure() -> float:
-        times = []
-        for _ in range(block):
-            began = time.perf_counter()
-            step()
-            times.append(time.perf_counter() - began)
-        # The mean of a block sees every cost, rare ones too; the median over blocks drops the machine's hiccups.
-        return statistics.fmean(sorted(times)[: int(0.98 * block)])
-
-    on: list[float] = []
-    off: list[float] = []
-    for index in range(pairs):
-        order = (True, False) if index % 2 == 0 else (False, True)
-        for attached in order:
-            if attached:
-                attach(model, optimizer)  # type: ignore[arg-type]
-            # Not the start: the hub's process, the first steps and the card are paid once in a job's life.
-            until = time.perf_counter() + WARM_UP
-            while time.perf_counter() < until:
-                step()
-            (on if attached else off).append(measure())
-            if attached:
-                detach()
-    ratios = [a / b - 1 for a, b in zip(on, off, strict=True)]
-    spread = statistics.quantiles(ratios, n=4)
+def environment(folder: str) -> dict[str, str]:
+    """Return the environment of a job whose hub and recording stay in ``folder``."""
     return {
-        "step_ms": 1e3 * statistics.median(off),
-        "slowdown_percent": 100 * statistics.median(ratios),
-        "low_percent": 100 * spread[0],
-        "high_percent": 100 * spread[2],
+        **os.environ,
+        "RANKTOP_RUN_DIR": f"{folder}/run",
+        "RANKTOP_STATE_DIR": f"{folder}/state",
+        "RANKTOP_HUB_LINGER": "5",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
     }
 
 
-def whole_process(step_ms: float, runs: int, steps: int) -> list[float]:
-    """Return the slow-down in percent of each pair of whole processes (training loop only)."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    script = (
-        f"import sys, time, statistics; sys.path.insert(0, {here!r})\n"
-        "from bench_agent import make\n"
-        f"_, _, step = make({step_ms})\n"
-        "times = []\n"
-        f"for _ in range({steps}):\n    t = time.perf_counter(); step(); times.append(time.perf_counter() - t)\n"
-        "print(statistics.fmean(sorted(times)[:int(0.98 * len(times))]))\n"
-    )
-    found: list[float] = []
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "train.py")
-        with open(path, "w") as file:
-            file.write(script)
-        env = {**os.environ, "RANKTOP_RUN_DIR": os.path.join(folder, "run"), "RANKTOP_HUB_LINGER": "1"}
-        env["RANKTOP_STATE_DIR"] = os.path.join(folder, "state")
-        for index in range(runs):
-            seconds: dict[bool, float] = {}
-            for agent in (True, False) if index % 2 == 0 else (False, True):
-                prefix = [sys.executable, *(["-m", "ranktop.agent"] if agent else [])]
-                done = subprocess.run([*prefix, path], env=env, capture_output=True, text=True, check=True)
-                seconds[agent] = float(done.stdout.split()[-1])
-            found.append(100 * (seconds[True] / seconds[False] - 1))
+def worker(ranks: int, **spec: Any) -> list[dict[str, Any]]:
+    """Run ``bench_agent_blocks.py`` in so many ranks and return what rank 0 has written; empty when it failed."""
+    with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        out = Path(folder) / "out.json"
+        spec["out"] = str(out)
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+        command = [sys.executable, *launch, str(HERE / "bench_agent_blocks.py"), json.dumps(spec)]
+        with aggregator(folder) as more:
+            env = {**environment(folder), **more}
+            try:
+                done = subprocess.run(
+                    command, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=LONGEST
+                )
+                why = done.stderr
+            except subprocess.TimeoutExpired:
+                why = f"not done after {LONGEST:.0f} s"
+        if not out.exists():
+            print(f"  failed: {' '.join(why.split())[-300:]}")
+            return []
+        found: list[dict[str, Any]] = json.loads(out.read_text())
+        return found
+
+
+def slowdowns(blocks: dict[str, Any], tool: str, which: int) -> list[float]:
+    """Return the percent that a tool's blocks took longer than those without any, per group."""
+    found = []
+    for mine, none in zip(blocks[tool], blocks[OFF], strict=True):
+        found.append(100 * (sum(block[which] for block in mine) / sum(block[which] for block in none) - 1))
     return found
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["RANKTOP_RUN_DIR"] = os.path.join(folder, "run")
-        os.environ["RANKTOP_STATE_DIR"] = os.path.join(folder, "state")
-        os.environ["RANKTOP_HUB_LINGER"] = "30"
-        for step_ms, block in ((1.0, 800), (10.0, 100), (100.0, 12)):
-            rows.append({"what": "blocks in one process", **alternate(step_ms, options.pairs, block)})
-    pairs = whole_process(10.0, 6, 300)
-    if options.json:
-        print(json.dumps(rows))
-        return
-    print(f"{'what':<24}{'step ms':>9}{'slow-down %':>13}{'quartiles':>18}")
-    for row in rows:
-        print(
-            f"{row['what']:<24}{row['step_ms']:>9.2f}{row['slowdown_percent']:>13.2f}"
-            f"{row['low_percent']:>9.2f} ..{row['high_percent']:>6.2f}"
-        )
-    print(
-        f"{'whole processes':<24}{10.0:>9.2f}{statistics.median(pairs):>13.2f}{min(pairs):>9.2f} ..{max(pairs):>6.2f}"
+def added(blocks: dict[str, Any], tool: str) -> float:
+    """Return the median of the microseconds of CPU that a step of the training thread took longer."""
+    return statistics.median(
+        1e6 * (sum(b[0] for b in mine) - sum(b[0] for b in none)) / 2
+        for mine, none in zip(blocks[tool], blocks[OFF], strict=True)
     )
+
+
+def head() -> None:
+    """Print the columns' names."""
+    print(f"\n{'':<8}{'step ms':>8}{'groups':>7}  {'':<12}{'CPU of the training thread':>32}{'wall clock':>26}")
+    print(f"{'':<37}{'us a step':>10}  {'slow-down %: median (quartiles)':<34}{'slow-down %':<24}")
+
+
+def rows(result: dict[str, Any]) -> None:
+    """Print one cell, a line per tool."""
+    blocks = result["blocks"]
+    for tool in blocks:
+        if tool == OFF:
+            continue
+        cpu, wall = (measured.quartiles(slowdowns(blocks, tool, which), "{:+.2f}") for which in (0, 1))
+        first = tool == AGAIN
+        start = f"{TITLES[result['kind']]:<8}{result['step_ms']:>8.2f}{len(blocks[tool]):>7}" if first else " " * 23
+        print(f"{start}  {tool:<12}{added(blocks, tool):>+10.1f}  {cpu:<34}{wall:<24}", flush=True)
+
+
+def alternating(kind: str, seconds: float) -> None:
+    """Print the three lengths of a step for one kind of job."""
+    names = [name for name in ALL if installed(name)]
+    # Most of the time for the step that the target is about.
+    groups = max(1, int(seconds / (len(names) * 2 * (BLOCK + WARM))))
+    cells = [(kind, TENSORS[ms], ms, groups if ms == 10.0 else 1) for ms in (1.0, 10.0, 100.0)]
+    for result in worker(1 if kind == "plain" else 2, cells=cells, tools=names, block=BLOCK, warm=WARM):
+        rows(result)
+
+
+def smoke() -> None:
+    """Print one short group of every kind of job."""
+    names = [name for name in ALL if installed(name)]
+    for kinds in (KINDS[:1], KINDS[1:]):
+        cells = [(kind, TENSORS[10.0], 10.0, 1) for kind in kinds]
+        for result in worker(len(cells[:2]), cells=cells, tools=names, block=0.1, warm=0.05):
+            rows(result)
+
+
+def pairs(seconds: float) -> None:
+    """Print more groups of a 10 ms step with ranktop alone."""
+    names = [OFF, AGAIN, RANKTOP]
+    cells = [("plain", 20, 10.0, max(1, int(seconds / (len(names) * 2 * (BLOCK + WARM)))))]
+    for result in worker(1, cells=cells, tools=names, block=BLOCK, warm=WARM):
+        rows(result)
+
+
+def processes(quads: int, short: bool) -> None:
+    """Print what whole processes say of their training loops: without, with, with, without the agent."""
+    spec = {"cells": [("plain", 20, 10.0, 1)], "tools": [OFF], "block": 0.2 if short else 2.5, "warm": 0.5}
+    ratios: dict[str, tuple[list[float], list[float]]] = {AGAIN: ([], []), RANKTOP: ([], [])}
+    took: list[float] = []
+    for _ in range(quads):
+        seen = []
+        for agent in (False, True) if short else (False, True, True, False):
+            with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+                out = Path(folder) / "out.json"
+                script = [str(HERE / "bench_agent_blocks.py"), json.dumps({**spec, "out": str(out)})]
+                command = [sys.executable, *(["-m", "ranktop.agent"] if agent else []), *script]
+                subprocess.run(command, env=environment(folder), capture_output=True, check=True)
+                (pair,) = json.loads(out.read_text())[0]["blocks"][OFF]
+                seen.append([statistics.fmean(block[which] for block in pair) for which in (0, 1)])
+        seen = [*seen, *reversed(seen)][:4]
+        for which in (0, 1):
+            first, one, other, last = (found[which] for found in seen)
+            ratios[RANKTOP][which].append(100 * ((one + other) / (first + last) - 1))
+            ratios[AGAIN][which].append(100 * (last / first - 1))
+        took += [1e3 * seen[0][1], 1e3 * seen[3][1]]
+    print(f"\nwhole processes, {quads} times four, {statistics.median(took):.2f} ms a step")
+    for name, (cpu, wall) in ratios.items():
+        print(f"  {name:<12}CPU {measured.spread(cpu, '{:+.2f}')} %, wall clock {measured.spread(wall, '{:+.2f}')} %")
+
+
+def hooks(seconds: float, short: bool) -> None:
+    """Print how long the agent's hooks take."""
+    print(f"\n{'hooks, us a step':<20}{'step ms':>8}{'counted: median (quartiles)':>36}{'followed':>30}{'share %':>10}")
+    cells = [[("plain", 20, 10.0, 1), ("plain", 1000, 40.0, 1)]]
+    cells.append([("ddp", 20, 10.0, 1), ("fsdp2", 8, 10.0, 1), ("zero3", 8, 10.0, 1)])
+    for ranks, group in enumerate(cells[:1] if short else cells, 1):
+        for result in worker(ranks, cells=group, hooks=seconds):
+            counted, followed = (sorted(1e6 * value for value in result[name]) for name in ("counted", "followed"))
+            spent = sum(counted) + sum(followed)
+            share = spent / (len(counted) + len(followed)) / result["step_ms"] / 10
+            name = f"{TITLES[result['kind']]}, {result['tensors']} tensors"
+            print(
+                f"{name:<20}{result['step_ms']:>8.2f}{measured.quartiles(counted, '{:.1f}'):>36}"
+                f"{measured.quartiles(followed, '{:.0f}'):>30}{share:>10.2f}",
+                flush=True,
+            )
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
+    parser.add_argument("--short", action="store_true", help="a smoke run, whose numbers mean nothing")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of 10 ms steps of each kind of job")
+    options = parser.parse_args()
+    if unknown := [part for part in options.parts if part not in PARTS]:
+        parser.error(f"no part {unknown[0]}; there are {', '.join(PARTS)}")
+    parts = options.parts or PARTS
+    measured.heading("Agent: real steps with nothing beside them, with ranktop, TraceML, torchtnt", "torchtnt",
+                     "traceml-ai", "deepspeed")  # fmt: skip
+    seconds, short = options.seconds, options.short
+    if set(parts) & {*KINDS, "pairs"}:
+        head()
+    if short:
+        smoke()
+    for kind in () if short else KINDS:
+        if kind in parts:
+            alternating(kind, seconds)
+    if "pairs" in parts and not short:
+        pairs(1.2 * seconds)
+    if "processes" in parts:
+        processes(1 if short else 2, short)
+    if "hooks" in parts:
+        hooks(0.2 if short else 4.0, short)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def _zero3(network_: nn.Sequential) -> Job:
 
 
 def filled(job: Job, step_ms: float) -> float:
-    """Have a step take about ``step_ms`` on every rank; returns what it takes then, in milliseconds."""
+    """Have a step take about ``step_ms``; returns what it takes then on rank 0, in milliseconds, on every rank."""
     base = seconds_of(job.step, 20)
     filler = torch.randn(256, 256)
     unit = seconds_of(lambda: filler @ filler, 50)
@@ -120,7 +120,7 @@ def filled(job: Job, step_ms: float) -> float:
             filler @ filler
 
     job.fill = fill
-    return 1e3 * seconds_of(job.step, max(5, round(200 / step_ms)))
+    return shared(round(1e6 * seconds_of(job.step, max(5, round(200 / step_ms))))) / 1e3
 
 
 def seconds_of(call: Callable[[], object], times: int) -> float:

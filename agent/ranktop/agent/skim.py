@@ -168,7 +168,8 @@ def after_step(skim: Skim, call: Callable[[Any], None]) -> Callable[[Any, Any, A
             and (skim.optimizer() is optimizer or skim.is_known(optimizer))
             and get_ident() == skim.thread
         ):
-            recorder.fresh = recorder.uncounted = True
+            if not recorder.fresh:  # else another one of the same step, or of none
+                recorder.fresh = recorder.uncounted = True
             recorder.last_end = perf_counter()
             recorder.phase = "data"
         else:

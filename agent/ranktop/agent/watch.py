@@ -55,6 +55,9 @@ MAX_ERRORS: Final = 10
 RESURVEY_SECONDS: Final = 10.0
 """Seconds between two surveys that only a change of the batch or of a habit asks for."""
 
+SURVEY_SHARE: Final = 0.001
+"""Largest part of the time that surveys may take for which there is no other reason than that it is time for one."""
+
 SETTLED_STEPS: Final = 2
 """Steps after which a process has loaded what it loads lazily."""
 
@@ -100,7 +103,7 @@ class Watch:
         self._holding = Holding()
         self._settled = False
         self._surveyed: tuple[object, ...] = ()
-        self._survey_time = 0.0
+        self._survey_time = self._survey_again = 0.0
         self._grad_ready = OutputHook(self._output_differentiated)
 
     def install(self) -> None:
@@ -238,8 +241,7 @@ class Watch:
         recorder = self.recorder
         if recorder is None or self._belongs_elsewhere(optimizer):
             return
-        # Later on the look at the step's begin will do.
-        if self.model is not None and recorder.count < 3:
+        if self.model is not None and recorder.count < 3:  # later on the look at the step's begin will do
             self.model.refresh()
         recorder.optimizer_begin()
 
@@ -371,7 +373,9 @@ class Watch:
             return
         walked = recorder.reading and self.model.refresh()
         said = told()
-        now, due = time.monotonic(), self.facts is None or recorder.count in (1, 2) or walked
+        now = time.monotonic()
+        again = walked and (self.model.changed or now >= self._survey_again)
+        due = self.facts is None or recorder.count in (1, 2) or again
         if not due and now - self._survey_time < RESURVEY_SECONDS:
             return
         seen = Seen(
@@ -389,6 +393,8 @@ class Watch:
         self._surveyed, self._survey_time = habits, now
         assert self.device is not None
         outputs = replace(self._outputs, held=self._holding.held) if self._outputs is not None else None
+        began = time.thread_time()
         facts = survey(root, self.model, self.device, seen, outputs, said, self._largest)
+        self._survey_again = now + (time.thread_time() - began) / SURVEY_SHARE
         if facts != self.facts:
             self.facts = facts

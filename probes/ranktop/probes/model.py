@@ -52,6 +52,9 @@ class ModelProbe:
         self._clock = clock
         self._dirty = True
         self._walked = False
+        self.changed = True
+        """Whether the last walk had a reason, or has found something else than the one before; not so where it was made
+        because its time had come."""
         self._next_walk = 0.0
         self._at = 0
         self._holders = Holders()
@@ -97,8 +100,13 @@ class ModelProbe:
         engine = self._engine_of(root)
         if engine is not None:
             return self._engine.refresh(engine, force)
-        if force or self._dirty or self._clock() >= self._next_walk or self._layout_changed():
+        if force or self._dirty or self._layout_changed():
             self._walk(root)
+            self.changed = True
+        elif self._clock() >= self._next_walk:
+            before = self._found()
+            self._walk(root)
+            self.changed = self._found() != before
         walked, self._walked = self._walked, False
         return walked
 
@@ -181,6 +189,9 @@ class ModelProbe:
             engine = engines.find(root)
             self._engine_found = None if engine is None else (hooks, weakref.ref(engine))
         return engine
+
+    def _found(self) -> tuple[object, ...]:
+        return self._parameters, self._buffers, self._states, self._buckets, self._keys
 
     def _layout_changed(self) -> bool:
         window, self._at = self._holders.window(self._at, WINDOW)

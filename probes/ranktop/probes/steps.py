@@ -200,6 +200,9 @@ class StepRecorder:
         self.phase = "data"
         self._closure = False
         if step is None:
+            if self.skimming and not self.fresh:  # by one whose calls the hooks do not know yet
+                self.fresh = self.uncounted = True
+                self.last_end = time.perf_counter()
             return
         mark = self._clock.mark()
         if step.optimizers and len(step.optimizers[-1]) == 1:
