@@ -30,7 +30,7 @@ def _known_projections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranktop.budget.project, "project", known)
 
 
-def known(run: Run, strategy: str) -> Projection:
+def known(run: Run, strategy: str, desk: object = None) -> Projection:
     before = KNOWN.setdefault(strategy, [])
     if all(asked != run for asked, _ in before):
         before.append((run, project(run, strategy)))
@@ -355,10 +355,10 @@ def test_a_model_of_no_known_architecture_is_projected_per_token_and_says_what_i
 def test_a_strategy_that_cannot_be_computed_costs_its_row_only(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ranktop.budget.project.project
 
-    def broken(run: object, strategy: str) -> object:
+    def broken(run: object, strategy: str, desk: object) -> object:
         if strategy == "zero2":
             raise ZeroDivisionError("nothing to divide")
-        return whole(run, strategy)  # type: ignore[arg-type]
+        return whole(run, strategy, desk)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ranktop.budget.project, "project", broken)
 
@@ -398,3 +398,31 @@ def test_the_hints_of_an_explanation_are_readable_in_ascii() -> None:
             return run.text().splitlines()[-1]
 
     assert "Up Down PgUp PgDn scroll" in asyncio.run(last_line())
+
+
+def test_a_key_computes_each_strategy_once_and_none_where_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def counting(run: Run, strategy: str, desk: object = None) -> Projection:
+        asked.append(strategy)
+        return known(run, strategy)
+
+    monkeypatch.setattr(ranktop.budget.project, "project", counting)
+
+    async def after(run: Dashboard, *keys: str) -> list[str]:
+        asked.clear()
+        await run.pilot.press(*keys)
+        screen = await computed(run)
+        assert screen.whatif._desk is None  # what the rows shared is gone with the last of them
+        return sorted(asked)
+
+    async def pressing() -> None:
+        async with dashboard(fsdp_job(), (140, 40)) as run:
+            await opened(run)
+            assert sorted(asked) == sorted(STRATEGIES)
+            assert await after(run, "b") == sorted(STRATEGIES)
+            assert await after(run, "B") == sorted(STRATEGIES)
+            for keys in (("B",), ("x",), ("j", "k", "down"), ("z", "z")):
+                assert await after(run, *keys) == []
+
+    asyncio.run(pressing())

@@ -46,12 +46,12 @@ class Shares:
 
 def total(parts: Iterable[Part]) -> int:
     """Return the bytes of all parts."""
-    return sum(part.bytes for part in parts)
+    return sum([part.bytes for part in parts])  # a list: this is asked thousands of times
 
 
 def parts(*pairs: tuple[str, int], seen: bool = False) -> tuple[Part, ...]:
     """Return the pieces that are not empty."""
-    return tuple(Part(name, size, seen) for name, size in pairs if size)
+    return tuple([Part(name, size, seen) for name, size in pairs if size])
 
 
 def highest(points: Sequence[Point]) -> Point:

@@ -21,8 +21,11 @@ def bucket_bytes(inventory: Inventory, plan: Plan) -> int:
     """
     if plan.ddp is not None and plan.ddp.bucket_bytes:
         return sum(plan.ddp.bucket_bytes)
-    return sum(
-        kind.numel * gradient_itemsize(kind, plan) * times for kind, times in counted(inventory) if kind.trainable
+    return inventory.once(
+        f"gradients in {plan.precision.gradients}",
+        lambda held: sum(
+            kind.numel * gradient_itemsize(kind, plan) * times for kind, times in counted(held) if kind.trainable
+        ),
     )
 
 

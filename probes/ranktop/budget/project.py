@@ -70,7 +70,7 @@ def places(layout: Layout, strategy: str) -> Iterator[tuple[Layout, tuple[int, .
             place = replace(
                 layout, pipeline_rank=stage, shard_rank=first % layout.shard, replicate_rank=first // layout.shard
             )
-            yield place, tuple((stage * data + d) * inner + i for d in members for i in range(inner))
+            yield place, tuple([(stage * data + d) * inner + i for d in members for i in range(inner)])
 
 
 def _data_ranks(layout: Layout, strategy: str) -> list[tuple[int, range]]:

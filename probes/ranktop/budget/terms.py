@@ -129,8 +129,13 @@ class Budget:
 
     def total(self, moment: str) -> int | None:
         """Return the bytes of all budgeted categories at a moment, None when one of them is not known."""
-        known = [amount.bytes for category, amount in self.at(moment).items() if category in BUDGETED]
-        return None if not known or None in known else sum(size or 0 for size in known)
+        size, known = 0, False
+        for category, amount in self.moments.get(moment, {}).items():
+            if category in BUDGETED:
+                if amount.bytes is None:
+                    return None
+                size, known = size + amount.bytes, True
+        return size if known else None
 
     def peak(self) -> str | None:
         """Return the moment of a step at which the total is largest, the earliest of equals.

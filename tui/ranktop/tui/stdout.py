@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 
 
 def columns() -> int:
     """Return the cells of a line: those of the terminal, or of the one that a pipe's reader shares, or 80."""
     if os.environ.get("COLUMNS", "").isdigit():
+        import shutil
+
         return max(20, shutil.get_terminal_size().columns)
     for stream in (sys.__stdout__, sys.__stderr__, sys.__stdin__):
         with contextlib.suppress(AttributeError, ValueError, OSError):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from ranktop.budget.fitting.cost import Cost, Speeds
 from ranktop.budget.plan import Plan
 from ranktop.budget.run import STRATEGIES, Projection, Run
-from ranktop.budget.terms import Amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +78,6 @@ class Candidate:
 def rounded(seconds: float) -> float:
     """Return seconds to two digits: costs that look the same are the same."""
     return float(f"{seconds:.1e}")
-
-
-def margin_of(amounts: dict[str, Amount]) -> int:
-    """Return the bytes by which a sum of amounts may be off, as if all errors went the same way."""
-    known = sum((amount.bytes or 0) * amount.within for amount in amounts.values() if amount.within is not None)
-    guessed = sum(amount.bytes or 0 for amount in amounts.values() if amount.within is None)
-    return int(known + guessed / 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,17 +6,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from ranktop.budget.collective import Collective
+from ranktop.budget.desk import Desk
 from ranktop.budget.fitting import cost
-from ranktop.budget.fitting.candidate import Candidate, margin_of
+from ranktop.budget.fitting.candidate import Candidate
 from ranktop.budget.fitting.cost import Cost, Speeds, Work
 from ranktop.budget.fitting.shapes import Shape, title
 from ranktop.budget.model import BadInput, NoRule
 from ranktop.budget.plan import Plan
-from ranktop.budget.project import collectives_of, inventory, rank_budget
+from ranktop.budget.planning.bands import margin_of
+from ranktop.budget.project import collectives_of, rank_budget
 from ranktop.budget.run import Projection, RankBudget, Run
 from ranktop.budget.strategies import plan_of
 
 KNOBS = ("precision", "checkpointing", "micro-batch", "accumulation")
+
+SHARED = 64
+"""Ranks that are kept ready for another micro-batch, and as many of what else plans share, while a search goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,7 @@ class Judge:
     _costs: dict[Point, Cost | None] = field(default_factory=dict)
     _traffic: dict[tuple[object, ...], Traffic] = field(default_factory=dict)
     _work: Work | None = None
+    _desk: Desk = field(default_factory=lambda: Desk(SHARED))
 
     def asked(self, point: Point) -> Run:
         """Return the run of a point. Raises NoRule when the batch cannot be shared out so."""
@@ -111,7 +117,7 @@ class Judge:
         if samples(plan) != self.batch:
             raise NoRule(f"{samples(plan)} samples a step, not {self.batch}")
         self.judged += 1
-        ranks = tuple(_ranks(asked, plan))
+        ranks = tuple(_ranks(asked, plan, self._desk))
         totals = [rank.total for rank in ranks]
         if None in totals or asked.device_memory is None:
             self.reason = _unknown(ranks[totals.index(None)]) if None in totals else "no device memory"
@@ -170,12 +176,12 @@ class Judge:
         key = (plan.strategy, plan.layout, plan.precision, plan.fsdp, plan.zero, plan.batch, plan.pipeline, plan.stack,
                again)  # fmt: skip
         if key not in self._traffic:
-            each = [(one, collectives_of(asked, one)) for one in _stages(plan)]
+            each = [(one, collectives_of(asked, one, self._desk)) for one in _stages(plan)]
             self._traffic[key] = Traffic(
                 collectives=each[0][1],
                 sent=max(sum(one.sent for one in found) for _, found in each),
                 sending=max(cost.sending(stage, found, self.at, asked.gpus_per_node) for stage, found in each),
-                copying=cost.copying(plan, inventory(asked, plan), self.at),
+                copying=cost.copying(plan, self._desk.inventory(asked, plan), self.at),
             )
         return self._traffic[key]
 
@@ -201,7 +207,7 @@ def floor(candidate: Candidate) -> int:
     return max(rank.budget.total("step_start") or 0 for rank in candidate.projection.ranks)
 
 
-def _ranks(run: Run, plan: Plan) -> Iterator[RankBudget]:
+def _ranks(run: Run, plan: Plan, desk: Desk) -> Iterator[RankBudget]:
     """Yield the budgets of the ranks that may need the most: of every stage that may, the first data-parallel rank.
 
     ZeRO-1 and 2 reduce a rank's own part of the gradients bucket by bucket: there the last rank may need more.
@@ -216,7 +222,7 @@ def _ranks(run: Run, plan: Plan) -> Iterator[RankBudget]:
                             replicate_rank=member // axes.shard)  # fmt: skip
             own = replace(plan, layout=place)
             rank = (stage * axes.data + member) * inner
-            yield RankBudget(ranks=(rank,), stage=stage, plan=own, budget=rank_budget(run, own))
+            yield RankBudget(ranks=(rank,), stage=stage, plan=own, budget=rank_budget(run, own, desk))
 
 
 def _worst_stages(plan: Plan) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from reprlib import repr as shown
 from typing import Any, Final
@@ -30,6 +29,8 @@ _BERT_HEADS: Final = {
 
 def read(text: str, where: str) -> Model:
     """Return the model of a config's JSON text; BadInput names ``where``, and for bad JSON the line and column."""
+    import json
+
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:

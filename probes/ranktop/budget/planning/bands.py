@@ -49,6 +49,13 @@ def of(amount: Amount) -> Band:
     return Band(amount.within, slack=amount.slack)
 
 
+def margin_of(amounts: Mapping[str, Amount]) -> int:
+    """Return the bytes by which a sum of amounts may be off, as if all errors went the same way."""
+    known = sum((amount.bytes or 0) * amount.within for amount in amounts.values() if amount.within is not None)
+    guessed = sum(amount.bytes or 0 for amount in amounts.values() if amount.within is None)
+    return int(known + guessed / 2)
+
+
 def of_sum(amounts: Mapping[str, Amount]) -> Band:
     """Return the band of a total: the errors of its parts, added as if all went the same way."""
     if not amounts or any(amount.bytes is None for amount in amounts.values()):

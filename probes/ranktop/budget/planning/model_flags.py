@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from ranktop.budget.model import BadInput, Model
-from ranktop.budget.planning.files import json_of, shown
 from ranktop.budget.planning.flags import Flags, spelled
 from ranktop.budget.planning.numbers import count, whole
 
@@ -53,13 +52,18 @@ def model_of_flags(flags: Flags) -> tuple[Model, tuple[str, ...]]:
 
 def _named(text: str) -> Model:
     """Return the model of a config file when it looks like a path, else the one of that name."""
-    path = Path(text).expanduser()
     if not text.strip():
         raise BadInput(NOTHING)
-    if not (text.endswith(".json") or text.startswith(("/", "./", "../", "~")) or _exists(path)):
+    if not (text.endswith(".json") or text.startswith(("/", "./", "../", "~")) or os.path.exists(text.rstrip("/"))):
         from ranktop.budget.models.catalogue import find
 
         return find(text)
+    # What most runs need no file for takes as long to load as three strategies to compare.
+    from pathlib import Path
+
+    from ranktop.budget.planning.files import json_of, shown
+
+    path = Path(text).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise BadInput(f"--model {shown(path)}: there is no config.json in that folder")
@@ -85,13 +89,6 @@ def _described(config: Mapping[str, Any]) -> Model:
         told = str(error) + (OTHER_MODELS if "model_type" in str(error) else "")
         # The config's own text must not reach a terminal as it is.
         raise BadInput("".join(c if c.isprintable() else "?" for c in f"--model: {told}")) from None
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
 
 
 def _shaped(flags: Flags, given: list[str]) -> tuple[Model, tuple[str, ...]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from ranktop.budget.planning import bands
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -35,8 +37,7 @@ def best(rows: Iterable[Row], device: str = "") -> str | None:
     fitting = [row for row in rows if row.fits and row.projection.rank is not None]
     if not fitting:
         return None
-    from ranktop.budget.fit import speeds
-    from ranktop.budget.fitting.cost import work
+    from ranktop.budget.fitting.cost import speeds, work
 
     run = fitting[0].run
     at = speeds(run.link, device, several_nodes=run.world_size > run.gpus_per_node)
@@ -52,9 +53,7 @@ def best(rows: Iterable[Row], device: str = "") -> str | None:
 
 def _tight(row: Row) -> bool:
     """Say whether a row fits only if its budget is right to less than its own error."""
-    from ranktop.budget.fitting.candidate import margin_of
-
-    return (row.projection.headroom or 0) < margin_of(row.amounts)
+    return (row.projection.headroom or 0) < bands.margin_of(row.amounts)
 
 
 def _level(name: str) -> int:

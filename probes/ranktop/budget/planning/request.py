@@ -187,7 +187,7 @@ def _device(flags: Flags, world: int, per_node: int) -> _Device:
 
 
 def _within_a_node() -> tuple[str, ...]:
-    from ranktop.budget.fit import speeds
+    from ranktop.budget.fitting.cost import speeds
 
     return (f"{speeds().node_link / 1e9:.0f} GB/s within a node, as no --gpu says more",)
 

@@ -83,8 +83,7 @@ class StrategiesScreen(LiveScreen):
 
     def action_as_it_runs(self) -> None:
         """Drop all changes."""
-        self.whatif.changes = type(self.whatif.changes)()
-        self.whatif.forget()
+        self.whatif.as_it_runs()
         self.say("the job as it runs")
 
     def action_explain(self) -> None:

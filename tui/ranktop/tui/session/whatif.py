@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, Final
 
+from ranktop.budget.desk import Desk
 from ranktop.budget.model import BadInput, NoRule
 from ranktop.budget.naming import own_strategy
 from ranktop.budget.plan import Fsdp, OptimizerPlan
@@ -142,6 +143,8 @@ class WhatIf:
     basis: Basis | None = None
     _due: set[str] = field(default_factory=lambda: set(STRATEGIES))
     """What is to be computed; a row of it that is there is of before."""
+    _desk: Desk | None = None
+    """What the rows share, while some are to be computed."""
 
     def look(self, snapshot: Snapshot) -> None:
         """Take what a snapshot says of the job; when it changed, the rows are computed anew, one after the other."""
@@ -179,6 +182,7 @@ class WhatIf:
         """Compute all rows again, and show none of before."""
         self.rows, self.failures = {}, {}
         self._due = set(self.order())
+        self._desk = None
 
     @property
     def sharing(self) -> int:
@@ -230,9 +234,17 @@ class WhatIf:
             return ""
         value = _next(name, self._present(name), by)
         changed: dict[str, Any] = {name: None if value == self._running(name) else value}
-        self.changes = replace(self.changes, **changed)
-        self.forget()
+        self._ask(replace(self.changes, **changed))
         return str(value)
+
+    def as_it_runs(self) -> None:
+        """Drop all changes."""
+        self._ask(Changes())
+
+    def _ask(self, changes: Changes) -> None:
+        if changes != self.changes:  # at the end of a scale a key changes nothing, and costs nothing
+            self.changes = changes
+            self.forget()
 
     def _present(self, name: str) -> int | str:
         chosen: int | str | None = getattr(self.changes, name)
@@ -262,13 +274,15 @@ class WhatIf:
                 run = self.asked()
                 if run is None:
                     return False
-                self._take(strategy, project(run, strategy))
+                self._desk = self._desk or Desk()
+                self._take(strategy, project(run, strategy, self._desk))
             except (BadInput, NoRule) as reason:
                 self._take(strategy, str(reason))
             except Exception as error:  # one strategy that cannot be computed must not take the others with it
                 self._take(strategy, f"{type(error).__name__}: {error}")
             if clock() - started > seconds:
                 return True
+        self._desk = None
         return False
 
     def _take(self, strategy: str, found: Projection | str) -> None:
