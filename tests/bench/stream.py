@@ -68,7 +68,7 @@ class Stream:
         return [self.batch(first, snapshot=True), *map(self.batch, rest)]
 
     def _history(self, rank: int, seconds: float) -> History:
-        spacing = max(self.interval, point_spacing(self.job.ranks))
+        spacing = point_spacing(self.job.ranks)
         point = point_of(self.sample(rank, 0), self.clock.now)
         count = int(min(seconds, HISTORY_SECONDS) / spacing)
         times = [self.clock.now - back * spacing for back in range(count, 0, -1)]
