@@ -59,7 +59,7 @@ def step():
 for _ in range(20):
     step()
 at.append(time.monotonic())
-wish = sys.argv[1]
+wish, pause = sys.argv[1], float(os.environ["GUEST_PAUSE"])
 if wish == "stay":
     print("here", flush=True)
     until = time.monotonic() + float(sys.argv[2])
@@ -70,7 +70,7 @@ if wish == "stay":
     sys.stdin.read()
 if wish == "hold":
     for seconds in map(float, sys.argv[2:]):
-        until = time.monotonic() + 4
+        until = time.monotonic() + pause
         while time.monotonic() < until:
             step()
             time.sleep(0.02)
@@ -78,7 +78,7 @@ if wish == "hold":
         print(json.dumps({"hold": seconds, "at": time.monotonic()}), flush=True)
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
         print(json.dumps({"free": time.monotonic(), "steps": before}), flush=True)
-    until = time.monotonic() + 4
+    until = time.monotonic() + pause
     while time.monotonic() < until:
         step()
         time.sleep(0.02)
@@ -104,11 +104,15 @@ def place(tree: str) -> Iterator[tuple[Path, dict[str, str]]]:
     with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as name:
         os.environ.update(RANKTOP_RUN_DIR=f"{name}/run", RANKTOP_STATE_DIR=f"{name}/state", RANKTOP_HUB_LINGER="0")
         environment = {**os.environ, "RANKTOP_DEVICE": "host", "RANKTOP_JOB_ID": "guest"}
+        environment.setdefault("GUEST_PAUSE", "4")
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # a start without compiled files is another matter
         if tree:
             environment["PYTHONPATH"] = os.pathsep.join(f"{tree}/{root}" for root in ("tui", "agent", "probes"))
         (Path(name) / "train.py").write_text(SCRIPT)
         yield Path(name), environment
+        until = time.monotonic() + 10.0
+        while any(Path(name).glob("run/*/hub.lock")) and time.monotonic() < until:
+            time.sleep(0.02)  # its hub would write into a folder that is being removed
 
 
 def launch(folder: Path, environment: dict[str, str], mode: str, *words: object) -> subprocess.Popen[str]:
@@ -137,9 +141,6 @@ def parts_of(mode: str, tree: str) -> list[float]:
         ended = time.monotonic()
         for job in find_jobs().jobs if "hub" in mode else ():
             os.kill(read_job_file(job.directory).hub_pid, signal.SIGTERM)
-        gone = time.monotonic() + 5.0
-        while find_jobs().jobs and time.monotonic() < gone:  # its hub would disturb the next one
-            time.sleep(0.02)
     line, torch, stepped, last = json.loads(out)
     return [1e3 * part for part in (line - began, torch - line, stepped - torch, ended - last, ended - began)]
 
@@ -149,7 +150,8 @@ def start(rounds: int, before: str) -> None:
     ways = [(mode, "") for mode in MODES] + ([("-m ranktop.agent", before)] if before else [])
     found: dict[tuple[str, str], list[list[float]]] = {way: [] for way in ways}
     for way in ways[1:]:
-        parts_of(*way)  # compiled files, and the disk's cache
+        if rounds > 1:
+            parts_of(*way)  # compiled files, and the disk's cache
     for number in range(rounds):
         for way in ways if number % 2 == 0 else ways[::-1]:
             found[way].append(parts_of(*way))
@@ -295,9 +297,8 @@ def gil(holds: list[float]) -> None:
             made = json.loads(child.stdout.readline())["steps"]
             time.sleep(1.5)
             sample = seen.samples[-1][1]
-            print(
-                f"steps: {made} made, {sample.step} counted (the last one when the next begins); messages dropped: {sample.cost.dropped}"
-            )
+            counted = f"{sample.step} counted (the last one when the next begins)"
+            print(f"steps: {made} made, {counted}; messages dropped: {sample.cost.dropped}")
         child.kill()
 
 
@@ -319,14 +320,18 @@ def main() -> None:
     parser.add_argument("--before", default="", metavar="TREE", help="another working tree to compare with")
     parser.add_argument("--short", action="store_true", help="a smoke run of some seconds")
     options = parser.parse_args()
+    if options.short:
+        os.environ["GUEST_PAUSE"] = "1"
+        for mode in ("-m, hub is there", "attach()"):
+            del MODES[mode]
     wanted = options.parts or ["start", "memory", "gil"]
     heading("The agent as a guest of the training process")
     if "start" in wanted:
         start(1 if options.short else options.rounds, options.before)
-        samples = [first_sample() for _ in range(1 if options.short else 3)]
+        samples = [first_sample() for _ in range(0 if options.short else 3)]
         print(f"{'first sample at a viewer':<26}{spread(samples):>22} s after the start of the process")
     if "memory" in wanted:
-        memory(1 if options.short else 3, 1.5 if options.short else 4.0, options.before)
+        memory(1 if options.short else 3, 0.5 if options.short else 4.0, options.before)
     if "gil" in wanted:
         gil([1.0] if options.short else [1.0, 3.0, 10.0])
 

@@ -88,7 +88,7 @@ def count_as_cuda() -> None:
 
 def train(kind: str, tensors: int, warm_up: float) -> None:
     """Train with the agent attached until standard input ends; says who the agent's threads are once it is warm."""
-    from ranktop.agent import attach
+    from ranktop.agent import attach, detach
 
     model, optimizer, step = make(tensors)
     attach(model, optimizer)
@@ -106,10 +106,12 @@ def train(kind: str, tensors: int, warm_up: float) -> None:
         step()
         count += 1
     print(json.dumps({"step": (time.monotonic() - began) / max(1, count)}), flush=True)
+    detach()
+    os._exit(0)  # torch takes most of a second to end
 
 
 def loop(tensors: int, rounds: int) -> None:
-    """Print the least CPU microseconds of a sample, made and encoded, and of a quiet one; and what is allocated."""
+    """Print the CPU microseconds of a sample, read, made and encoded, by itself: the median and the least."""
     from ranktop.agent import attach, attaching
     from ranktop.agent.publisher import Publisher
 
@@ -192,6 +194,9 @@ def place(tree: str) -> Iterator[tuple[Path, dict[str, str]]]:
         if tree:
             environment["PYTHONPATH"] = os.pathsep.join(f"{tree}/{root}" for root in ("tui", "agent", "probes"))
         yield Path(name), environment
+        until = time.monotonic() + 10.0
+        while any(Path(name).glob("run/*/hub.lock")) and time.monotonic() < until:
+            time.sleep(0.02)  # its hub would write into a folder that is being removed
 
 
 def call(*words: object) -> list[str]:
@@ -208,7 +213,11 @@ def measure(tensors: int, seconds: int, kind: str, tree: str) -> tuple[list[Wind
             stub.devices(device(0))
             environment.update(stub.environment(), RANKTOP_DEVICE=f"nvml:{device_uuid(0)}")
         with subprocess.Popen(
-            call("--train", kind, tensors), env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            call("--train", kind, tensors, 4.0 if seconds > 2 else 0.5),
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         ) as child:
             assert child.stdin is not None
             assert child.stdout is not None
@@ -276,7 +285,7 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="a smoke run of some seconds")
     options = parser.parse_args()
     sizes = [100] if options.short else [int(size) for size in options.tensors.split(",")]
-    seconds, rounds = (2, 200) if options.short else (options.seconds, 2000)
+    seconds, rounds = (1, 200) if options.short else (options.seconds, 2000)
     heading("The agent's thread: CPU and wake-ups for a sample")
     for kind in ("host", "nvml"):
         if not options.parts or kind in options.parts:
@@ -287,7 +296,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--train"]:
-        train(sys.argv[2], int(sys.argv[3]), 4.0)
+        train(sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
     elif sys.argv[1:2] == ["--loop"]:
         loop(int(sys.argv[2]), int(sys.argv[3]))
     else:
