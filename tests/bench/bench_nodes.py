@@ -2,8 +2,9 @@
 
 ``real``: every node has a real hub, whose simulated ranks publish at 1 Hz; the hubs' doors are told by hand, as the
 agents do through the job's store. One viewer follows the first node's hub and checks that each rank's samples come
-without a gap. Then another one follows the last node's hub, which so has to gather too. ``many``: the first node's hub of a job of up
-to 512 nodes with 8 ranks each, whose doors are real and stand in one process. Prints tables; asserts nothing.
+without a gap. Then another one follows the last node's hub, which so has to gather too. ``many``: the first node's hub
+of a job of up to 512 nodes with 8 ranks each, whose doors are real and stand in one process. Prints tables; asserts
+nothing.
 """
 
 from __future__ import annotations

@@ -175,7 +175,10 @@ def loaded(
                 raise RuntimeError("a process of the simulated job did not start")
         yield Running(job, directory, hub, time.monotonic(), children)
     finally:
-        for process in (*children, *idle):
+        for child in children:
+            child.kill()
+            child.wait()
+        for process in idle:
             process.kill()
             process.wait()
         end_hub(hub)

@@ -134,7 +134,7 @@ class HubServer:
         # Before the sockets: a viewer takes a socket that answers for a job whose file is complete.
         write_job_file(directory, self._entry)
         self._open_sockets()
-        wakes = [self._wakes.fileno()] if self._wakes is not None else []
+        wakes: list[int] = [self._wakes.fileno()] if self._wakes is not None else []
         self._pace = Pace([self._presence.fileno(), *wakes], clock)
         if self.recorder is not None:
             self.recorder.start()
