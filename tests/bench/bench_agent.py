@@ -26,9 +26,11 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-import measured
-from bench_agent_jobs import KINDS
-from bench_agent_tools import AGAIN, OFF, RANKTOP, TORCHTNT, TRACEML, aggregator, installed
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench import measured
+from bench.bench_agent_jobs import KINDS
+from bench.bench_agent_tools import AGAIN, OFF, RANKTOP, TORCHTNT, TRACEML, aggregator, installed
 
 HERE: Final = Path(__file__).parent
 TITLES: Final = {"plain": "plain", "ddp": "DDP", "fsdp2": "FSDP2", "zero3": "ZeRO-3"}
@@ -92,10 +94,10 @@ def slowdowns(blocks: dict[str, Any], tool: str, which: int) -> list[float]:
 
 def added(blocks: dict[str, Any], tool: str) -> float:
     """Return the median of the microseconds of CPU that a step of the training thread took longer."""
-    return statistics.median(
-        1e6 * (sum(b[0] for b in mine) - sum(b[0] for b in none)) / 2
-        for mine, none in zip(blocks[tool], blocks[OFF], strict=True)
-    )
+    each: list[float] = []
+    for mine, none in zip(blocks[tool], blocks[OFF], strict=True):
+        each.append(1e6 * (sum(block[0] for block in mine) - sum(block[0] for block in none)) / 2)
+    return statistics.median(each)
 
 
 def head() -> None:

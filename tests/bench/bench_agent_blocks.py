@@ -22,8 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from bench_agent_jobs import Job, filled, make
-from bench_agent_tools import OFF, Tool, tools
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.bench_agent_jobs import Job, filled, make
+from bench.bench_agent_tools import OFF, Tool, tools
 
 Block = tuple[float, float]
 

@@ -81,7 +81,8 @@ def _fsdp2(network_: nn.Sequential) -> nn.Module:
     model = nn.Sequential(*(nn.Sequential(*blocks[i : i + size]) for i in range(0, len(blocks), size)))
     for group in model:
         fully_shard(group, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def _zero3(network_: nn.Sequential) -> Job:
