@@ -69,7 +69,8 @@ def show(ranks: int, found: list[tuple[str, list[float], list[float], list[int]]
         if lasts:
             columns = "".join(f"{statistics.median(some):>11.0f}{max(some):>11.0f}" for some in (firsts, lasts))
             print(f"{name:<26}{columns}{statistics.median(sizes):>10.0f}")
-    firsts, lasts = ([value for row in found for value in row[at]] for at in (1, 2))
+    firsts = [value for _, some, _, _ in found for value in some]
+    lasts = [value for _, _, some, _ in found for value in some]
     columns = "".join(f"{statistics.median(some):>11.0f}{max(some):>11.0f}" for some in (firsts, lasts))
     print(f"{'all keys':<26}{columns}", flush=True)
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 LAST_WORDS: Final = 0.5
 """Seconds that the terminal may take to read what is written last."""
 
-ESCAPED: Final = ESCAPE_DELAY + 0.05
+ESCAPED: Final = ESCAPE_DELAY + 0.01
 """Seconds after which an escape character that nothing followed is the key."""
 
 ASKS_ABOUT_SYNC: Final = "\x1b[?2026$p"

@@ -21,8 +21,9 @@ CHART_CELLS: Final = 34
 MIN_ROWS: Final = 8
 """Rows of a chart from which on a second row of charts is begun."""
 MAX_ROWS: Final = 10
-REDRAW: Final = 5.0
-"""Seconds for which a chart stands still: half an hour of points is much to draw, and to send, twice a second."""
+REDRAW: Final = 10.0
+"""Seconds for which a chart stands still, two columns of the shortest: half an hour of points is much to draw, and to
+send, with every picture."""
 
 LINES: Final = {
     "step_s": ("step time", "{:.3g} s"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from os.path import commonprefix
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -113,8 +112,10 @@ def _alike(one: Iterable[Span], other: Iterable[Span]) -> int:
         if style != its:
             break
         if text != another:
-            cells += len(commonprefix((text, another)))
-            break
+            return cells + next(
+                (at for at, pair in enumerate(zip(text, another, strict=False)) if pair[0] != pair[1]),
+                min(len(text), len(another)),
+            )
         cells += len(text)
     return cells
 
