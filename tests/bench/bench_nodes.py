@@ -136,8 +136,10 @@ def many(nodes: int, each: int, segments: int, seconds: float) -> str:
         tell(0, job, nodes, doors)
         began = time.monotonic()
         watcher = Watcher(job.directory)
-        watcher.warm_up(ranks, 4.0)
-        ready = time.monotonic() - began - 4.0
+        watcher.warm_up(ranks)
+        ready = time.monotonic() - began - 2.0
+        caught_up(watcher)
+        lost = watcher.source.link().lost
         cpu, latencies = [], []
         for _ in range(segments):
             before, at = cpu_seconds(job.hub), time.monotonic()
@@ -145,7 +147,7 @@ def many(nodes: int, each: int, segments: int, seconds: float) -> str:
             cpu.append(100 * (cpu_seconds(job.hub) - before) / (time.monotonic() - at))
         hub, link = psutil.Process(job.hub), watcher.source.link()
         watcher.source.close()
-        missed = max(watcher.gaps, link.lost) + link.bad
+        missed = max(watcher.gaps, link.lost - lost) + link.bad
         return (
             f"{nodes:>6}{ranks:>7}{usual_spread(cpu, '{:.1f}'):>22}{hub.memory_info().rss / 2**20:>6.0f}"
             f"{hub.num_fds():>7}{hub.num_threads():>9}{ready:>9.1f}{watcher.samples:>9}{missed:>8}{way(latencies):>15}"

@@ -142,6 +142,14 @@ def test_what_a_hub_holds_is_bounded_however_long_it_lives() -> None:
     assert sizes[0][0] <= HISTORY_SECONDS / point_spacing(2) + 1
 
 
+@pytest.mark.parametrize(("ranks", "size"), [(1, 1), (1024, 1), (2048, 2), (4096, 4), (10**9, 4)])
+def test_a_large_jobs_stream_lasts_for_as_long_as_its_snapshot_takes(ranks: int, size: int) -> None:
+    state = HubState(job(1), "hub", 0.0)
+    card = Card(job=job(ranks), rank=0, pid=100)
+    state.accept(0.0, encode_header(Header("card", 0, 100, 0, 0)), encode_body(card))
+    assert state.stream.max_bytes == HubState(job(ranks), "hub", 0.0).stream.max_bytes == size * RING_BYTES
+
+
 @pytest.mark.parametrize("ranks", [1, 256, 1024, 4096, 65_536])
 def test_the_history_of_all_ranks_together_has_a_bound(ranks: int) -> None:
     ring = PointRing(ranks)

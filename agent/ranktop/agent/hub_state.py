@@ -1,8 +1,8 @@
 """What a hub knows: last messages and history of each rank, and a bounded stream for viewers to follow.
 
-Its memory is bounded: 32 MiB of stream (as much again, at most, for what its own node says in a job of several nodes),
-64 MiB of the ranks' last samples (as much again for those of ranks that came back after an out-of-memory), 45 MB of
-history, and of each rank its newest card, device, stack and box.
+Its memory is bounded: 32 MiB of stream, in jobs of more than 1024 ranks up to 128 (32 more, at most, for what its own
+node says in a job of several nodes), 64 MiB of the ranks' last samples (as much again for those of ranks that came back
+after an out-of-memory), 45 MB of history, and of each rank its newest card, device, stack and box.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ MAX_RANKS: Final = 65536
 """Ranks from this number on are refused: no job has them, and each costs memory."""
 
 RING_BYTES: Final = 32 * 1024 * 1024
+"""Of the stream, in a job of up to ``RING_RANKS`` ranks: what they say in 16 s. Up to four times as much for more: who
+takes a snapshot of 4096 ranks, 110 MB, has to find what was said meanwhile, or would begin again for ever."""
+RING_RANKS: Final = 1024
 RING_ITEMS: Final = 100_000
 
 MAX_LEFT: Final = 64 * 1024
@@ -59,6 +62,10 @@ def _may_follow(known: Rank, header: Header, t: float, way: int | None) -> bool:
     if known.end is not None:
         return t > known.end.t
     return known.way is not None and known.silent(t)
+
+
+def _ring_bytes(job: Job) -> int:
+    return RING_BYTES * min(max(job.world_size, RING_RANKS), 4 * RING_RANKS) // RING_RANKS
 
 
 def possible(header: Header) -> bool:
@@ -133,7 +140,7 @@ class HubState:
         """By which this node's agents know the job; ``job.id`` is another one once other nodes are known."""
         self.hub = hub
         self.started = started
-        self.stream = Stream()
+        self.stream = Stream(_ring_bytes(job))
         self.own: Stream | None = None
         """The part of the stream that comes from this node; None while all of it does (:meth:`part`)."""
         self.ranks: dict[int, Rank] = {}
@@ -183,6 +190,7 @@ class HubState:
             size = max(size, self.job.world_size)
         self._restart = max(self._restart, card.restart)
         self.job = replace(card.job, world_size=size)
+        self.stream.max_bytes = max(self.stream.max_bytes, _ring_bytes(self.job))
 
     def as_of_this_job(self, card: Card, body: bytes) -> tuple[Card, bytes]:
         """Return a card, and its bytes, as one of this job: the hub of another node has another id for it."""
@@ -206,6 +214,7 @@ class HubState:
         """Keep what this node's ranks say in a stream of its own too, from now on."""
         if self.own is None:
             self.own = self.stream.copy()
+            self.own.max_bytes = RING_BYTES
 
     def add(self, t: float, head: bytes, body: bytes, *, own: bool = True) -> Item:
         """Put a message into the stream. ``own``: it comes from this node."""
