@@ -43,8 +43,8 @@ BLOCK: Final = 1.0
 
 WARM: Final = 0.3
 
-LONGEST: Final = 150.0
-"""Seconds after which a worker is given up."""
+LONGEST: Final = 60.0
+"""Seconds for a worker's start, after which, and twice what its blocks take, it is given up."""
 
 PARTS: Final = (*KINDS, "pairs", "processes", "hooks")
 
@@ -61,6 +61,12 @@ def environment(folder: str) -> dict[str, str]:
     }
 
 
+def patience(spec: dict[str, Any]) -> float:
+    """Return the seconds that a worker may take: twice its blocks, and some for its start."""
+    blocks = sum(2 * groups * len(spec.get("tools", ())) for *_, groups in spec["cells"])
+    return LONGEST + 2 * blocks * (spec.get("block", 0.0) + spec.get("warm", 0.0))
+
+
 def worker(ranks: int, **spec: Any) -> list[dict[str, Any]]:
     """Run ``bench_agent_blocks.py`` in so many ranks and return what rank 0 has written; empty when it failed."""
     with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as folder:
@@ -72,11 +78,11 @@ def worker(ranks: int, **spec: Any) -> list[dict[str, Any]]:
             env = {**environment(folder), **more}
             try:
                 done = subprocess.run(
-                    command, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=LONGEST
+                    command, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=patience(spec)
                 )
                 why = done.stderr
             except subprocess.TimeoutExpired:
-                why = f"not done after {LONGEST:.0f} s"
+                why = f"not done after {patience(spec):.0f} s"
         if not out.exists():
             print(f"  failed: {' '.join(why.split())[-300:]}")
             return []
@@ -176,7 +182,7 @@ def hooks(seconds: float, short: bool) -> None:
     print(f"\n{'hooks, us a step':<20}{'step ms':>8}{'counted: median (quartiles)':>36}{'followed':>30}{'share %':>10}")
     cells = [[("plain", 20, 10.0, 1), ("plain", 1000, 40.0, 1)]]
     cells.append([("ddp", 20, 10.0, 1), ("fsdp2", 8, 10.0, 1), ("zero3", 8, 10.0, 1)])
-    for ranks, group in enumerate(cells[:1] if short else cells, 1):
+    for ranks, group in enumerate([cells[0][:1]] if short else cells, 1):
         for result in worker(ranks, cells=group, hooks=seconds):
             counted, followed = (sorted(1e6 * value for value in result[name]) for name in ("counted", "followed"))
             spent = sum(counted) + sum(followed)
