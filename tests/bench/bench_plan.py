@@ -232,7 +232,7 @@ def swept(count: int) -> None:
     )
     tracemalloc.start()
     levels: list[int] = []
-    each = max(1, count // 20)
+    each = max(1, count // 100)
     for quarter in range(4):
         for _ in plans(each, 7 * quarter):
             pass

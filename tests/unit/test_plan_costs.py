@@ -116,7 +116,7 @@ def test_shards_are_told_apart_where_the_last_is_smaller() -> None:
 
 
 def test_json_is_written_as_the_standard_library_writes_it() -> None:
-    values = (
+    values: tuple[object, ...] = (
         {}, [], (), {"a": {}, "b": [], "c": [[]], "d": {"e": [1, 2, [3.5, None, True]]}}, [1, -2, 10**30], [True, 1],
         [1.0, 1e-300, float("inf"), -0.0, 0.1], "é \" \\ \n \x7f \u2028 😀", {"é": "–", "": None}, None, False, 3, 2.5,
         [{"x": (1, 2)}, ["a", ""]],
