@@ -63,7 +63,7 @@ def environment(folder: str) -> dict[str, str]:
 
 def patience(spec: dict[str, Any]) -> float:
     """Return the seconds that a worker may take: twice its blocks, and some for its start."""
-    blocks = sum(2 * groups * len(spec.get("tools", ())) for *_, groups in spec["cells"])
+    blocks: int = sum(2 * groups * len(spec.get("tools", ())) for *_, groups in spec["cells"])
     return LONGEST + 2 * blocks * float(spec.get("block", 0.0) + spec.get("warm", 0.0))
 
 
