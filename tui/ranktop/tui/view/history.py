@@ -22,8 +22,8 @@ MIN_ROWS: Final = 8
 """Rows of a chart from which on a second row of charts is begun."""
 MAX_ROWS: Final = 10
 REDRAW: Final = 10.0
-"""Seconds for which a chart stands still, two columns of the shortest: half an hour of points is much to draw, and to
-send, with every picture."""
+"""Seconds for which a chart stands still at most, else until it would move by a cell: half an hour of points is much to
+draw, and to send, with every picture."""
 
 LINES: Final = {
     "step_s": ("step time", "{:.3g} s"),
@@ -36,34 +36,30 @@ LINES: Final = {
 
 
 def history(row: Shown, snapshot: Snapshot, frame: Table, options: Options, width: int, height: int) -> list[Line]:
-    """Draw as many charts side by side as fit, ``height`` rows high; the same ones for up to ``REDRAW`` seconds."""
+    """Draw as many charts side by side as fit, ``height`` rows high; the same ones until they would move by a cell."""
     ring = row.view.history
     if height < 4 or width < CHART_CELLS:
         return []
     if ring is None or len(ring) < 2:
         return [pad([(" history begins here", "dim")], width)]
     known = [name for name in LINES if ring.last(name) is not None]
-    turn = math.floor(snapshot.now / REDRAW)
+    across = min(max(1, min(3, width // (CHART_CELLS + 3))), len(known) + 1)
+    known = known[: 3 * across - 1]
+    down = max(1, min(height // MIN_ROWS, -(-(len(known) + 1) // across)))
+    size = ((width - 1) // across - 2, min(MAX_ROWS, height // down))
+    span = min(LONGEST, max(SHORTEST, 60.0 * math.ceil((snapshot.now - ring.column("t")[0]) / 60.0)))
+    turn = math.floor(snapshot.now / min(REDRAW, span / size[0]))
     key = (turn, width, height, known, frame.scale, row.memory.total, options.letters, options.glyphs)
     kept = options.charts
     if kept is None or kept[0] is not ring or kept[1] != key:
-        kept = options.charts = (ring, key, _draw(row, ring, known, snapshot, frame, options, (width, height)))
+        charts = [_memory(row, ring, snapshot, frame, options, span, *size)]
+        charts += [_line(name, ring, snapshot, options, span, size) for name in known[: across * down - 1]]
+        kept = options.charts = (ring, key, _shelves(charts, across, size, width))
     return kept[2]
 
 
-def _draw(
-    row: Shown, ring: Ring, known: list[str], snapshot: Snapshot, frame: Table, options: Options, room: tuple[int, int]
-) -> list[Line]:
-    width, height = room
-    across = max(1, min(3, width // (CHART_CELLS + 3)))
-    known = known[: 3 * across - 1]
-    across = min(across, len(known) + 1)
-    down = max(1, min(height // MIN_ROWS, -(-(len(known) + 1) // across)))
-    size = ((width - 1) // across - 2, min(MAX_ROWS, height // down))
-    times = ring.column("t")
-    span = min(LONGEST, max(SHORTEST, 60.0 * math.ceil((snapshot.now - times[0]) / 60.0)))
-    charts = [_memory(row, ring, snapshot, frame, options, span, *size)]
-    charts += [_line(name, ring, snapshot, options, span, size) for name in known[: across * down - 1]]
+def _shelves(charts: list[list[Line]], across: int, size: tuple[int, int], width: int) -> list[Line]:
+    """Put charts of one size beside each other, ``across`` in a row of them."""
     lines: list[Line] = []
     for start in range(0, len(charts), across):
         shelf = charts[start : start + across]
