@@ -1,7 +1,7 @@
 """What the agent costs a training job: ``python tests/bench/bench_agent.py [--short] [part ...]``.
 
-The same job (``bench_agent_jobs.py``) with nothing beside it, with ranktop, with TraceML and with torchtnt's timer
-(``bench_agent_tools.py`` says what is used of them). Parts:
+The same job (``agent_jobs.py``) with nothing beside it, with ranktop, with TraceML and with torchtnt's timer
+(``agent_tools.py`` says what is used of them). Parts:
 
 - ``plain``, ``ddp``, ``fsdp2``, ``zero3``: steps of about 1, 10 and 100 ms in one process, or in two ranks of torchrun.
   Within each process blocks of steps with one tool after the other alternate, each group in a random order and
@@ -29,8 +29,8 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench import measured
-from bench.bench_agent_jobs import KINDS
-from bench.bench_agent_tools import AGAIN, OFF, RANKTOP, TORCHTNT, TRACEML, aggregator, installed
+from bench.agent_jobs import KINDS
+from bench.agent_tools import AGAIN, OFF, RANKTOP, TORCHTNT, TRACEML, aggregator, installed
 
 HERE: Final = Path(__file__).parent
 TITLES: Final = {"plain": "plain", "ddp": "DDP", "fsdp2": "FSDP2", "zero3": "ZeRO-3"}
@@ -68,12 +68,12 @@ def patience(spec: dict[str, Any]) -> float:
 
 
 def worker(ranks: int, **spec: Any) -> list[dict[str, Any]]:
-    """Run ``bench_agent_blocks.py`` in so many ranks and return what rank 0 has written; empty when it failed."""
+    """Run ``agent_blocks.py`` in so many ranks and return what rank 0 has written; empty when it failed."""
     with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         out = Path(folder) / "out.json"
         spec["out"] = str(out)
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-        command = [sys.executable, *launch, str(HERE / "bench_agent_blocks.py"), json.dumps(spec)]
+        command = [sys.executable, *launch, str(HERE / "agent_blocks.py"), json.dumps(spec)]
         with aggregator(folder) as more:
             env = {**environment(folder), **more}
             try:
@@ -161,7 +161,7 @@ def processes(quads: int, short: bool) -> None:
         for agent in (False, True) if short else (False, True, True, False):
             with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as folder:
                 out = Path(folder) / "out.json"
-                script = [str(HERE / "bench_agent_blocks.py"), json.dumps({**spec, "out": str(out)})]
+                script = [str(HERE / "agent_blocks.py"), json.dumps({**spec, "out": str(out)})]
                 command = [sys.executable, *(["-m", "ranktop.agent"] if agent else []), *script]
                 subprocess.run(command, env=environment(folder), capture_output=True, check=True)
                 (pair,) = json.loads(out.read_text())[0]["blocks"][OFF]

@@ -26,7 +26,7 @@ from datetime import timedelta
 from typing import Any, Final, Protocol
 
 import torch
-from bench.bench_agent_jobs import Job
+from bench.agent_jobs import Job
 from torch import nn
 from torch.utils.data import DataLoader
 

@@ -25,8 +25,8 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.bench_agent_jobs import Job, filled, make
-from bench.bench_agent_tools import OFF, Tool, tools
+from bench.agent_jobs import Job, filled, make
+from bench.agent_tools import OFF, Tool, tools
 
 Block = tuple[float, float]
 
