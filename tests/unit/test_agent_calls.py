@@ -210,6 +210,53 @@ def test_a_survey_for_which_there_is_no_reason_is_a_thousandth_of_the_time(
     assert surveys == [1, 1, 1]
 
 
+def surveyed_after(
+    watch: Watch, loop: Loop, monkeypatch: pytest.MonkeyPatch, change: Callable[[ModelProbe], None]
+) -> bool:
+    """Whether a change is surveyed in the next followed step although the time for one without a reason is far off."""
+    surveys: list[int] = []
+
+    def counted(*given: Any) -> Any:
+        surveys.append(1)
+        return survey(*given)
+
+    trained(watch, loop)
+    assert watch.model is not None
+    monkeypatch.setattr("ranktop.agent.watch.survey", counted)
+    watch._survey_again = float("inf")
+    watch.model._next_walk = 0.0
+    follow(watch, True)
+    loop.step()
+    assert surveys == [], "walked because it was time, and nothing was found"
+    change(watch.model)
+    follow(watch, True)
+    loop.step()
+    return surveys == [1]
+
+
+def test_a_change_that_a_reading_meets_before_the_look_is_surveyed_at_once(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop()
+
+    def replace(_: ModelProbe) -> None:
+        loop.model[9] = nn.Linear(4, 7)
+
+    assert surveyed_after(watch, loop, monkeypatch, replace)
+
+
+def test_a_freeze_that_only_a_walk_by_the_clock_finds_is_surveyed_at_once(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop(4 * WINDOW)
+
+    def freeze(probe: ModelProbe) -> None:
+        loop.model[(probe._at + WINDOW + 1) % len(loop.model)].requires_grad_(False)
+        probe._next_walk = 0.0
+
+    assert surveyed_after(watch, loop, monkeypatch, freeze)
+
+
 class Watched:
     """One watch of several over the same loop, that follows steps by a rule of its own."""
 

@@ -242,6 +242,11 @@ class Holders:
                 found += [gradient is not None for gradient in group.unreduced()]
         return found
 
+    def layout(self) -> list[object]:
+        """Return a value that differs when a walk has found other parameters, or the same cast, frozen or unfrozen."""
+        plain = [(module.ids, module.types, module.trainable) for module in self.plain]
+        return [*plain, *(group.key for group in self.groups), *(flat.key for flat in self.flats)]
+
     def window(self, start: int, size: int) -> tuple[list[PlainModule | ShardedGroup | FlatHandle], int]:
         """Return up to ``size`` holders from ``start`` on, going round, and where the next look starts."""
         holders: list[PlainModule | ShardedGroup | FlatHandle] = [*self.plain, *self.groups, *self.flats]

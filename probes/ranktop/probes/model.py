@@ -99,14 +99,14 @@ class ModelProbe:
             return False
         engine = self._engine_of(root)
         if engine is not None:
+            self.changed = True
             return self._engine.refresh(engine, force)
         if force or self._dirty or self._layout_changed():
             self._walk(root)
-            self.changed = True
         elif self._clock() >= self._next_walk:
-            before = self._found()
+            before, untold = self._found(), self._walked and self.changed
             self._walk(root)
-            self.changed = self._found() != before
+            self.changed = untold or self._found() != before
         walked, self._walked = self._walked, False
         return walked
 
@@ -191,7 +191,7 @@ class ModelProbe:
         return engine
 
     def _found(self) -> tuple[object, ...]:
-        return self._parameters, self._buffers, self._states, self._buckets, self._keys
+        return self._parameters, self._buffers, self._states, self._buckets, self._keys, self._holders.layout()
 
     def _layout_changed(self) -> bool:
         window, self._at = self._holders.window(self._at, WINDOW)
@@ -216,7 +216,7 @@ class ModelProbe:
         self._buffers = ledger.total(structure.buffers())
         self._buckets = buckets.ddp_buckets(structure.modules)
         self._dirty = False
-        self._walked = True
+        self._walked = self.changed = True
         self._next_walk = self._clock() + WALK_AGAIN_S
 
     def _walk_extras(self, optimizers: list[Any], ledger: Ledger) -> None:
