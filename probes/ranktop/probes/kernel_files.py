@@ -52,7 +52,10 @@ def machine_memory() -> tuple[int, int]:
                     break
         total, available = sizes["MemTotal"], sizes["MemAvailable"]
     except (FileNotFoundError, KeyError):
-        # No Linux, or one from before 2014: rare enough to be imported only then.
+        total = available = 0
+    if not available:
+        # No Linux, one from before 2014, or one that gives 0 for what can be estimated: rare enough to be imported
+        # only then.
         import psutil
 
         memory = psutil.virtual_memory()
@@ -79,9 +82,12 @@ def cpu_ticks() -> tuple[int, int]:
 
 
 def started(pid: int) -> str:
-    """Return when a process has started, so that no later one of that number has the same; empty when it is gone."""
+    """Return when a process has started, so that no later one of that number has the same; empty when it is gone.
+
+    A sandbox may not tell which boot it is; the time since it began is told all the same.
+    """
     try:
         ticks = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()[19]
-        return f"{text_of('/proc/sys/kernel/random/boot_id').strip()}:{ticks}"
     except (OSError, IndexError):
         return ""
+    return f"{(text_or_none('/proc/sys/kernel/random/boot_id') or '').strip()}:{ticks}"
