@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from dataclasses import replace
+from time import struct_time
 from types import FrameType
 
 import pytest
@@ -119,7 +121,7 @@ def test_json_is_written_as_the_standard_library_writes_it() -> None:
     values: tuple[object, ...] = (
         {}, [], (), {"a": {}, "b": [], "c": [[]], "d": {"e": [1, 2, [3.5, None, True]]}}, [1, -2, 10**30], [True, 1],
         [1.0, 1e-300, float("inf"), -0.0, 0.1], "é \" \\ \n \x7f \u2028 😀", {"é": "–", "": None}, None, False, 3, 2.5,
-        [{"x": (1, 2)}, ["a", ""]],
+        [{"x": (1, 2)}, ["a", ""]], Counter(a=1, b=2), [struct_time(range(9))],
     )  # fmt: skip
     for value in values:
         assert json_text(value) == json.dumps(value, indent=2)

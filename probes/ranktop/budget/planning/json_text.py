@@ -23,7 +23,7 @@ def _put(value: Any, out: list[str], line: str) -> None:
         out.append(quoted(value))
     elif kind is int:
         out.append(str(value))
-    elif kind is dict and value:
+    elif isinstance(value, dict) and value:
         inner = line + "  "
         lead = "{" + inner
         for key, item in value.items():
@@ -31,7 +31,7 @@ def _put(value: Any, out: list[str], line: str) -> None:
             _put(item, out, inner)
             lead = "," + inner
         out += (line, "}")
-    elif kind in (list, tuple) and value:
+    elif isinstance(value, list | tuple) and value:
         inner = line + "  "
         if set(map(type, value)) == {int}:
             out += ("[", inner, ("," + inner).join(map(str, value)), line, "]")
