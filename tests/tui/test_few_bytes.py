@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 from unittest.mock import patch
 
 import msgspec
@@ -22,7 +23,7 @@ from ranktop.tui.terminal.flow import Flow
 from ranktop.tui.terminal.kind import kind_of
 from ranktop.tui.terminal.pens import Pens
 from ranktop.tui.widgets.lines import Lines
-from ranktop.wire.schema import End
+from ranktop.wire.schema import End, Progress
 
 SIZE = (120, 40)
 
@@ -94,11 +95,11 @@ def test_one_number_that_changed_is_a_span_not_a_line() -> None:
     on_screen(measure)
 
 
-def tell(run: Dashboard, rank: int, interval: float = 1.0, **device: float) -> None:
+def tell(run: Dashboard, rank: int, interval: float = 1.0, **device: Any) -> None:
     """Have a rank say again what it said, but for these values of its device."""
     state = run.app.session.ranks[rank]
     assert state.sample is not None
-    reading = replace(state.sample.device, **device)  # type: ignore[arg-type]
+    reading = replace(state.sample.device, **device)
     state.hear(msgspec.structs.replace(state.sample, device=reading, interval=interval), run.clock())
 
 
@@ -179,6 +180,34 @@ def test_what_happened_is_in_the_panel_at_once(what: str) -> None:
             tell(run, 0, age=12.0)
             await screen.picture(0.2)
             assert "old" in run.text()
+        assert run.ranks.options.panel is not panel
+
+    on_screen(measure)
+
+
+@pytest.mark.parametrize(
+    "news",
+    [{"activity": "save"}, {"ooms": 1}, {"progress": Progress(not_finite={"loss": "nan"})}, {"throttle": ("thermal",)}],
+    ids=lambda news: next(iter(news)),
+)
+def test_what_a_rank_says_that_is_more_than_numbers_is_in_the_panel_at_once(news: dict[str, Any]) -> None:
+    async def measure(screen: Screen) -> None:
+        run = screen.run
+        await screen.picture(2.0)
+        state = run.app.session.ranks[0]
+        assert state.sample is not None
+        said = msgspec.structs.replace(state.sample, progress=Progress(loss=2.0, step=1204))
+        run.app.source = None  # from here on only this rank speaks
+        state.hear(said, run.clock())
+        await screen.picture(2.0)
+        panel = run.ranks.options.panel
+        await screen.picture(0.2)
+        assert run.ranks.options.panel is panel
+        if "throttle" in news:
+            tell(run, 0, **news)
+        else:
+            state.hear(msgspec.structs.replace(said, **news), run.clock())
+        await screen.picture(0.2)
         assert run.ranks.options.panel is not panel
 
     on_screen(measure)

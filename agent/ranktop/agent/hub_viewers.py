@@ -27,8 +27,8 @@ _AT_ONCE: Final = 512
 """Questions read from one socket before another gets its turn."""
 
 # As plain numbers: two flags of an enum are put together anew with every message.
-_AT_ONCE_OR_NOT: Final = int(zmq.NOBLOCK)
-_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_NOBLOCK_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 @dataclass(slots=True)
@@ -173,12 +173,12 @@ def receive(router: zmq.Socket[bytes]) -> list[bytes] | None:
     As ``recv_multipart``, in two thirds of its time: a frame knows whether another one follows.
     """
     try:
-        frame = router.recv(_AT_ONCE_OR_NOT, copy=False)
+        frame = router.recv(_NOBLOCK, copy=False)
     except zmq.Again:
         return None
     frames = [frame.bytes]
     while frame.more:
-        frame = router.recv(_AT_ONCE_OR_NOT, copy=False)
+        frame = router.recv(_NOBLOCK, copy=False)
         frames.append(frame.bytes)
     return frames
 
@@ -186,5 +186,5 @@ def receive(router: zmq.Socket[bytes]) -> list[bytes] | None:
 def send(router: zmq.Socket[bytes], address: bytes, data: bytes) -> None:
     """Send without waiting: a ROUTER drops what a full or vanished peer does not take."""
     with contextlib.suppress(zmq.ZMQError):
-        router.send(address, _MORE)
-        router.send(data, _AT_ONCE_OR_NOT)
+        router.send(address, _NOBLOCK_MORE)
+        router.send(data, _NOBLOCK)

@@ -107,14 +107,19 @@ def _panel_key(
 ) -> object | None:
     """Return what the panel depends on besides numbers; None while some of it has an age to be told, or none at all."""
     view = row.view if row is not None else None
+    sample = view.sample if view is not None else None
     gauges = Gauges.of(view) if view is not None else None
-    if view is None or gauges is None or view.stale or view.state != "ok" or snapshot.behind or not gauges.fresh:
+    if view is None or sample is None or gauges is None or view.stale or view.state != "ok":
+        return None
+    if snapshot.behind or not gauges.fresh:
         return None
     found = [(one.key, one.severity) for one in snapshot.findings if view.rank in one.ranks]
+    odd = sample.progress.not_finite if sample.progress is not None else {}
+    happened = sample.activity, view.validating, sample.ooms, sample.retries, odd, gauges.throttled()
     return (
         view.rank, view.restart, view.card, view.budget is None, view.marks, view.box is None, view.former is None,
-        snapshot.state, snapshot.step == 0, rows.scale, rows.budgeted, size, told, found, options.moment, options.page,
-        options.frozen_at, options.letters, options.glyphs, row.moment if row is not None else None,
+        happened, snapshot.state, snapshot.step == 0, rows.scale, rows.budgeted, size, told, found, options.moment,
+        options.page, options.frozen_at, options.letters, options.glyphs, row.moment if row is not None else None,
     )  # fmt: skip
 
 
