@@ -30,7 +30,7 @@ BLOCK = 512
 STEPS = 6
 """The second step is the first one of the usual kind: the optimizer has its state, ZeRO-3 its trace.
 
-Of a stretch the least of the steps from then on counts: a thread of gloo may hold the tensor of a collective a little
+Of a stretch and of a moment the least of the steps from then on counts: a thread of gloo may hold the tensor of a collective a little
 longer than it takes, or not.
 """
 
@@ -122,12 +122,12 @@ def run(case: dict[str, Any], world: int) -> dict[str, int]:
             usual: dict[str, int] = {}
             for _ in range(case.get("accumulation", 1)):
                 loss = engine(tokens, tokens)
-                usual["forward"], found["forward_end"] = peak.taken(), peak.now
+                usual["forward"], usual["forward_end"] = peak.taken(), peak.now
                 engine.backward(loss)
                 del loss
-                usual["backward"], found["between"] = peak.taken(), peak.now
+                usual["backward"], usual["between"] = peak.taken(), peak.now
                 engine.step()
-                usual["optimizer_step"], found["step_start"] = peak.taken(), peak.now
+                usual["optimizer_step"], usual["step_start"] = peak.taken(), peak.now
             if step:
                 found.update({name: min(size, found.get(name, size)) for name, size in usual.items()})
         if case["zero"].get("stage3_gather_16bit_weights_on_model_save"):

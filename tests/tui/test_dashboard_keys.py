@@ -124,7 +124,7 @@ def test_moments() -> None:
             assert run.ranks.options.moment == "now"
             assert " now " in run.text()
             await run.press("right_square_bracket", "m")
-            assert "  start of the step " in run.text()
+            assert "  start of the step\n" in run.text()
             activations = next(line for line in run.text().splitlines() if "activations " in line)
             # Between the steps there are tokens and library workspaces, as expected.
             assert activations.count("0.06") == 2
