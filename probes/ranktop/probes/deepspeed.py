@@ -55,7 +55,8 @@ def find(root: object) -> Any | None:
     """Return the engine that is ``root`` or that runs ``root`` as its model; None when there is none.
 
     The engine puts its model among its children without registering it, so that the model, not the engine, is what
-    looks like the root; the engine is then found in the forward hook that it leaves on the model.
+    looks like the root; the engine is then found in the forward hook that it leaves on the model. Of several that were
+    made for one model, one after the other, it is the last: none takes its hooks away.
     """
     kind = getattr(sys.modules.get("deepspeed.runtime.engine"), "DeepSpeedEngine", None)
     if not isinstance(kind, type):
@@ -63,7 +64,7 @@ def find(root: object) -> Any | None:
     if isinstance(root, kind):
         return root
     hooks = getattr(root, "_forward_pre_hooks", None)
-    for hook in list(hooks.values()) if hooks else ():
+    for hook in reversed(list(hooks.values())) if hooks else ():
         for cell in getattr(hook, "__closure__", None) or ():
             try:
                 held = cell.cell_contents

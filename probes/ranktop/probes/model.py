@@ -188,6 +188,8 @@ class ModelProbe:
         if engine is None:
             engine = engines.find(root)
             self._engine_found = None if engine is None else (hooks, weakref.ref(engine))
+            if engine is not None:
+                self._engine = engines.EngineProbe(self._device)  # another one's layouts say nothing of its bytes
         return engine
 
     def _found(self) -> tuple[object, ...]:
