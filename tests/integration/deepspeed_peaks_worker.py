@@ -30,8 +30,8 @@ BLOCK = 512
 STEPS = 6
 """The second step is the first one of the usual kind: the optimizer has its state, ZeRO-3 its trace.
 
-Of a stretch and of a moment the least of the steps from then on counts: a thread of gloo may hold the tensor of a collective a little
-longer than it takes, or not.
+Of a stretch and of a moment the least of the steps from then on counts: a thread of gloo may hold the tensor of a
+collective a little longer than it takes, or not.
 """
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}

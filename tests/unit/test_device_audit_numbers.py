@@ -22,7 +22,7 @@ def test_a_link_whose_state_is_no_state_is_not_down(
     nvml_stub.devices(device(0, nvlink7_state=state))
     client = nvml_client(nvml_stub)
     probe = client.open(device_uuid(0), **PROMPT)
-    client.until(probe, lambda reading: reading["state"] == "ok" and bool(client.detail(probe)))
+    client.until(probe, lambda reading: reading["state"] == "ok" and bool(client.detail(probe).get("nvlinks")))
     links = {link["link"]: link["up"] for link in client.detail(probe)["nvlinks"]}
     assert (links.pop(7), set(links.values())) == (up, {True})
 
