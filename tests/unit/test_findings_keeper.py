@@ -94,3 +94,12 @@ def test_rules_are_asked_at_once_when_the_job_comes_to_a_stand() -> None:
     for now, state in ((1.0, "running"), (2.0, "running"), (3.0, "stalled"), (4.0, "stalled"), (5.0, "running")):
         keeper.of(replace(at(now), state=state))
     assert asked == [1.0, 3.0, 5.0]
+
+
+def test_an_age_in_a_sentence_goes_on_with_every_picture() -> None:
+    def stands_since_two(scene: Scene) -> Iterable[Finding]:
+        return [replace(HUNG, sentence=f"for {scene.now - 2.0:.0f} s")] if 2.0 < scene.now < 6.0 else []
+
+    keeper = Keeper(every=2.0, rules={"hang": stands_since_two})
+    told = [[finding.sentence for finding in keeper.of(at(now))] for now in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)]
+    assert told == [[], [], ["for 1 s"], ["for 2 s"], ["for 3 s"], [], []]

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 MANY_RANKS: Final = 256
 """Ranks from which on the rules are asked more seldom, in proportion."""
 
+TELL_AGES: Final = frozenset({"device", "hang", "node", "pause", "silent"})
+"""Rules whose sentences say for how long: beside an age that goes on with every picture theirs must not stand still."""
+
 
 FIRST_LOOKS: Final = 5.0
 """Seconds from the first look in which what no rule dates may be older than the viewer; later it is new."""
@@ -52,10 +55,11 @@ class Keeper:
         """Return the findings, the gravest and then the oldest first; those of the last look until one is due.
 
         One is due at once when the job has come to a stand, or goes on, or a rank has ended: what a rule says of it is
-        part of its state.
+        part of its state. While a sentence tells an age, one is due as often as the number of ranks allows.
         """
         state = snapshot.state, sum(view.end is not None for view in snapshot.ranks)
-        every = self._every and max(self._every, len(snapshot.ranks) / MANY_RANKS)
+        ages = any(finding.rule in TELL_AGES for finding in self._found)
+        every = self._every and max(0.0 if ages else self._every, len(snapshot.ranks) / MANY_RANKS)
         due = self._asked is None or snapshot.now - self._asked >= every or snapshot.now < self._asked
         if due or state != self._state:
             self._first = snapshot.now if self._asked is None else self._first
