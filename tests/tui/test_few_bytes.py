@@ -18,6 +18,7 @@ from slow_link import Cell, Emulator
 
 from ranktop.tui.app import RanktopApp
 from ranktop.tui.pacing import OFTEN, RARE, Pacer, pace
+from ranktop.tui.session.findings.finding import Finding
 from ranktop.tui.terminal.canvas import SURE, Canvas
 from ranktop.tui.terminal.flow import Flow
 from ranktop.tui.terminal.kind import kind_of
@@ -209,6 +210,18 @@ def test_what_a_rank_says_that_is_more_than_numbers_is_in_the_panel_at_once(news
             state.hear(msgspec.structs.replace(said, **news), run.clock())
         await screen.picture(0.2)
         assert run.ranks.options.panel is not panel
+
+    on_screen(measure)
+
+
+def test_a_finding_that_tells_an_age_is_in_the_panel_with_every_picture() -> None:
+    async def measure(screen: Screen) -> None:
+        hung = Finding(rule="hang", severity="critical", ranks=(0, 1), sentence="rank 0 has stood for 9 s")
+        with patch.object(screen.run.app.session.findings, "of", return_value=(hung,)):
+            await screen.picture(2.0)
+            panel = screen.run.ranks.options.panel
+            await screen.picture(0.2)
+        assert screen.run.ranks.options.panel is not panel
 
     on_screen(measure)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ranktop.tui.session.findings.keeper import TELL_AGES
 from ranktop.tui.session.findings.scene import Key
 from ranktop.tui.session.progress import of_job
 from ranktop.tui.session.source import Link
 from ranktop.tui.session.state import Snapshot
 from ranktop.tui.view.detail import TABLE_WIDTH, detail
-from ranktop.tui.view.findings import serious, strip, told_whole, with_notes
+from ranktop.tui.view.findings import about, serious, strip, told_whole, with_notes
 from ranktop.tui.view.gauges import Gauges
 from ranktop.tui.view.header import footer, header, legend, news, position
 from ranktop.tui.view.layout import Heights, heights, scrolled
@@ -113,7 +114,10 @@ def _panel_key(
         return None
     if snapshot.behind or not gauges.fresh:
         return None
-    found = [(one.key, one.severity) for one in snapshot.findings if view.rank in one.ranks]
+    told_here = about(view.rank, snapshot.findings)
+    if any(one.rule in TELL_AGES for one in told_here):
+        return None
+    found = [(one.key, one.severity) for one in told_here]
     odd = sample.progress.not_finite if sample.progress is not None else {}
     happened = sample.activity, view.validating, sample.ooms, sample.retries, odd, gauges.throttled()
     return (
