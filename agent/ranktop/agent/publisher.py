@@ -94,7 +94,7 @@ class Publisher:
 
     @property
     def settled(self) -> bool:
-        """Whether a hub has answered since this connection began: what it says next can wait for the next message."""
+        """Whether a hub has answered lately and all but a few messages: what it says next can wait for the next one."""
         return self.connected and self._sent - self._confirmed <= _UNANSWERED
 
     def send(self, *bodies: Said) -> None:

@@ -115,7 +115,7 @@ class StepRecorder:
                 self._skim_from_here()
                 return True
         if self.skimming:
-            # It came another way than by ``skim_forward``: from a thread that has taken the training over.
+            # It came past the hooks that skim: from a thread that has taken the training over.
             self._count_skimmed()
             self.follow()
             self._skimmed_end = None
