@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from ranktop.agent.identity import discover
 from ranktop.agent.publisher import Publisher, Said
 from ranktop.agent.sampler import ANSWER_SECONDS, Sampler
 from ranktop.agent.watch import Watch
+from ranktop.probes import allocator
 from ranktop.wire.schema import Sample
 
 MOST_PYTHON_CALLS = 230
@@ -48,6 +50,8 @@ class Unheard(Publisher):
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Return a sampler of a model of so many tensors that has been trained, its thread not started."""
     monkeypatch.setenv("RANKTOP_DEVICE", "host")
+    # Else a heap that takes long to walk, of whatever ran before in this process, is walked seldom.
+    monkeypatch.setattr(allocator, "_CHEAP", math.inf)
     watches: list[Watch] = []
 
     def made(tensors: int) -> tuple[Sampler, Publisher]:
