@@ -17,20 +17,25 @@ Prints tables; asserts nothing.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench import measured
 from bench.agent_jobs import KINDS
 from bench.agent_tools import AGAIN, OFF, RANKTOP, TORCHTNT, TRACEML, aggregator, installed
+from bench.hub_load import end_hub
 
 HERE: Final = Path(__file__).parent
 TITLES: Final = {"plain": "plain", "ddp": "DDP", "fsdp2": "FSDP2", "zero3": "ZeRO-3"}
@@ -61,6 +66,16 @@ def environment(folder: str) -> dict[str, str]:
     }
 
 
+@contextlib.contextmanager
+def place() -> Iterator[str]:
+    """Make a folder for a job; its hub, which would write on, ends before the folder goes."""
+    with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield folder
+        for process in psutil.process_iter(["cmdline"]):
+            if any(word.startswith(f"{folder}/run") for word in process.info["cmdline"] or ()):
+                end_hub(process.pid)
+
+
 def patience(spec: dict[str, Any]) -> float:
     """Return the seconds that a worker may take: twice its blocks, and some for its start."""
     blocks: int = sum(2 * groups * len(spec.get("tools", ())) for *_, groups in spec["cells"])
@@ -69,7 +84,7 @@ def patience(spec: dict[str, Any]) -> float:
 
 def worker(ranks: int, **spec: Any) -> list[dict[str, Any]]:
     """Run ``agent_blocks.py`` in so many ranks and return what rank 0 has written; empty when it failed."""
-    with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+    with place() as folder:
         out = Path(folder) / "out.json"
         spec["out"] = str(out)
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
@@ -159,7 +174,7 @@ def processes(quads: int, short: bool) -> None:
     for _ in range(quads):
         seen = []
         for agent in (False, True) if short else (False, True, True, False):
-            with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+            with place() as folder:
                 out = Path(folder) / "out.json"
                 script = [str(HERE / "agent_blocks.py"), json.dumps({**spec, "out": str(out)})]
                 command = [sys.executable, *(["-m", "ranktop.agent"] if agent else []), *script]
