@@ -31,6 +31,9 @@ MOST_C_CALLS = 260
 MOST_FILES = 9
 """Opened for a sample of a CPU job: memory, its limits, CPUs, this process, its thread's waits, the socket's state."""
 
+BRANCHES = 12
+"""Calls by which two equal samples may differ."""
+
 SAMPLES = 5000
 
 Make = Callable[[int], tuple[Sampler, Publisher]]
@@ -105,7 +108,8 @@ def test_a_sample_costs_the_same_whatever_the_model(make: Make) -> None:
         sampler, publisher = make(tensors)
         counts.append(calls_of(lambda: sampler._publish(publisher)))  # noqa: B023 (called at once)
     small, large = counts
-    assert small == large
+    # What the kernel says in between may take another branch or two; what is done for each tensor would show 900 times.
+    assert ((small - large) + (large - small)).total() <= BRANCHES
     kinds = Counter[str]()
     for (kind, _), times in large.items():
         kinds[kind] += times
