@@ -105,6 +105,11 @@ class Ring:
             found: list[float] = numbers[_AT[name] :: _WIDTH].tolist()  # type: ignore[assignment]  # of a cast view
             return found[-self.capacity :]
 
+    @property
+    def begins(self) -> float:
+        """Return the oldest time; IndexError when there is none."""
+        return self._times[max(0, len(self._times) - self.capacity)]
+
     def last(self, name: str) -> float | None:
         """Return the newest value of a column, or None."""
         if not self._times:

@@ -47,7 +47,7 @@ def history(row: Shown, snapshot: Snapshot, frame: Table, options: Options, widt
     known = known[: 3 * across - 1]
     down = max(1, min(height // MIN_ROWS, -(-(len(known) + 1) // across)))
     size = ((width - 1) // across - 2, min(MAX_ROWS, height // down))
-    span = min(LONGEST, max(SHORTEST, 60.0 * math.ceil((snapshot.now - ring.column("t")[0]) / 60.0)))
+    span = min(LONGEST, max(SHORTEST, 60.0 * math.ceil((snapshot.now - ring.begins) / 60.0)))
     turn = math.floor(snapshot.now / min(REDRAW, span / size[0]))
     key = (turn, width, height, known, frame.scale, row.memory.total, options.letters, options.glyphs)
     kept = options.charts
