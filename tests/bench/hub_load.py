@@ -21,8 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil
-import zmq
-from bench.simulated import DEVICE_EVERY, STEP_SECONDS, TICK, Running, SimulatedJob, raise_file_limit
+from bench.simulated import DEVICE_EVERY, STEP_SECONDS, Ranks, Running, SimulatedJob, raise_file_limit
 from msgspec.structs import replace
 
 from ranktop.agent.lifecycle import ensure_hub
@@ -72,64 +71,28 @@ class Voice(Publisher):
         pass
 
 
-class Ranks:
-    """Publishers of some ranks, each at its own time within the interval."""
+class Recorded(Ranks):
+    """Publishers that say messages made beforehand, of ranks that may be processes of their own."""
+
+    patience = 5.0
 
     def __init__(self, job: SimulatedJob, ranks: range, pids: dict[int, int], directory: Path, interval: float) -> None:
-        self._job, self._interval, self._tape = job, interval, Tape(job)
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        context.max_sockets = 2 * len(ranks) + 16
-        self.sent = 0
-        self._publishers: dict[int, Publisher] = {}
-        for rank in ranks:
-            publisher = Voice(job.job, rank, pids.get(rank, os.getpid()), 0, directory)
-            publisher._context = context
-            self._publishers[rank] = publisher
-        self._order = sorted(ranks, key=lambda rank: rank * 0.6180339887 % 1.0)
+        self._pids, self._tape = pids, Tape(job)
+        self._device_every = round(DEVICE_EVERY / interval)
+        super().__init__(job, ranks, directory, time.monotonic(), interval)
 
-    def connect(self, seconds: float) -> None:
-        """Send every card and wait until the hub has answered each."""
-        for rank, publisher in self._publishers.items():
-            publisher.send(self._job.card(rank, os.getpid()))
-            publisher.pump()
-        limit = time.monotonic() + seconds
-        while waiting := [publisher for publisher in self._publishers.values() if not publisher.connected]:
-            if time.monotonic() > limit:
-                raise RuntimeError(f"{len(waiting)} ranks did not reach the hub: {waiting[0].problem}")
-            for publisher in waiting:
-                publisher.pump()
-            time.sleep(0.02)
+    def _publisher(self, rank: int, directory: Path) -> Publisher:
+        return Voice(self._job.job, rank, self._pids.get(rank, os.getpid()), 0, directory)
 
-    def publish(self, stop: threading.Event) -> None:
-        """Publish a sample of each rank every interval until told to stop."""
-        began = time.monotonic()
-        turn = 0
-        device_every = round(DEVICE_EVERY / self._interval)
-        while not stop.is_set():
-            for place, rank in enumerate(self._order):
-                due = began + (turn + place / len(self._order)) * self._interval
-                if due > time.monotonic() + TICK and stop.wait(due - time.monotonic()):
-                    break
-                publisher = self._publishers[rank]
-                publisher.send(self._tape.sample(rank, time.monotonic() - began, self._interval))
-                if (turn + rank) % device_every == 0:
-                    publisher.send(self._tape.device(rank))
-                publisher.pump()
-                self.sent += 1
-            turn += 1
+    def _send(self, rank: int, turn: int, began: float) -> None:
+        publisher = self._publishers[rank]
+        publisher.send(self._tape.sample(rank, time.monotonic() - began, self._interval))
+        if (turn + rank) % self._device_every == 0:
+            publisher.send(self._tape.device(rank))
+        publisher.pump()
 
-    def close(self) -> dict[str, int]:
-        """Wait for the hub to have everything; returns counts."""
-        limit = time.monotonic() + 5.0
-        while time.monotonic() < limit and any(p._confirmed < p._sent for p in self._publishers.values()):
-            for publisher in self._publishers.values():
-                publisher.pump()
-            time.sleep(0.02)
-        unconfirmed = sum(max(0, p._sent - p._confirmed) for p in self._publishers.values())
-        dropped = sum(publisher.dropped for publisher in self._publishers.values())
-        for publisher in self._publishers.values():
-            publisher.close(0)
-        return {"sent": self.sent, "dropped": dropped, "unconfirmed": unconfirmed}
+    def _unconfirmed(self) -> int:
+        return sum(max(0, p._sent - p._confirmed) for p in self._publishers.values())
 
 
 def end_hub(pid: int) -> None:
@@ -189,7 +152,7 @@ def main(directory: Path, order: dict[str, Any]) -> None:
     raise_file_limit()
     first = order["first"]
     pids = {first + place: pid for place, pid in enumerate(order["pids"])}
-    ranks = Ranks(
+    ranks = Recorded(
         SimulatedJob(order["ranks"]), range(first, first + order["count"]), pids, directory, order["interval"]
     )
     ranks.connect(60.0)

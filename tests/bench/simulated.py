@@ -162,6 +162,9 @@ class SimulatedJob:
 class Ranks:
     """Publishers of some ranks, each at its own time within the interval."""
 
+    patience = 2.0
+    """Seconds for the hub to have everything at the end."""
+
     def __init__(self, job: SimulatedJob, ranks: range, directory: Path, epoch: float, interval: float) -> None:
         self._job, self._interval, self._epoch = job, interval, epoch
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
@@ -169,10 +172,13 @@ class Ranks:
         self.sent = 0
         self._publishers: dict[int, Publisher] = {}
         for rank in ranks:
-            publisher = Publisher(job.job, rank, os.getpid(), 0, directory)
+            publisher = self._publisher(rank, directory)
             publisher._context = context
             self._publishers[rank] = publisher
         self._order = sorted(ranks, key=lambda rank: rank * 0.6180339887 % 1.0)
+
+    def _publisher(self, rank: int, directory: Path) -> Publisher:
+        return Publisher(self._job.job, rank, os.getpid(), 0, directory)
 
     def connect(self, seconds: float) -> None:
         """Send every card and wait until the hub has answered each."""
@@ -196,10 +202,12 @@ class Ranks:
                 due = began + (turn + place / len(self._order)) * self._interval
                 if due > time.monotonic() + TICK and stop.wait(due - time.monotonic()):
                     break
-                self._send(rank)
+                self._send(rank, turn, began)
+                self.sent += 1
             turn += 1
 
-    def _send(self, rank: int) -> None:
+    def _send(self, rank: int, turn: int, began: float) -> None:
+        """Say what a rank says in the ``turn``-th interval since ``began``."""
         now = time.monotonic()
         elapsed = now - self._epoch
         # The uptime is read on the machine-wide clock, so that a viewer can tell how long the sample was on its way.
@@ -209,20 +217,23 @@ class Ranks:
         if (int(elapsed / self._interval) + rank) % DEVICE_EVERY == 0:
             publisher.send(self._job.detail(rank, elapsed))
         publisher.pump()
-        self.sent += 1
 
     def close(self) -> dict[str, int]:
         """Wait for the hub to have everything; returns counts."""
-        limit = time.monotonic() + 2.0
+        limit = time.monotonic() + self.patience
         while time.monotonic() < limit and any(p._confirmed < p._sent for p in self._publishers.values()):
             for publisher in self._publishers.values():
                 publisher.pump()
             time.sleep(0.02)
-        unconfirmed = sum(p._confirmed < p._sent for p in self._publishers.values())
+        unconfirmed = self._unconfirmed()
         dropped = sum(publisher.dropped for publisher in self._publishers.values())
         for publisher in self._publishers.values():
             publisher.close(0)
         return {"sent": self.sent, "dropped": dropped, "unconfirmed": unconfirmed}
+
+    def _unconfirmed(self) -> int:
+        """Return how many ranks have not had everything confirmed."""
+        return sum(p._confirmed < p._sent for p in self._publishers.values())
 
 
 def raise_file_limit() -> None:
